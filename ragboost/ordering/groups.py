@@ -30,7 +30,7 @@ class WaitingContext(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What the requests of a window share; each document has a column."""
+    """Tokens that the requests of a window share; each document has a column."""
 
     tokens: Tokens  # of each pair of requests: (n, n)
     holds: npt.NDArray[np.bool_]  # which request holds which document: (n, columns)

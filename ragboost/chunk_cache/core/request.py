@@ -1,5 +1,5 @@
-"""What a request asks of chunk reuse: the `ragboost` object of its body, the plan that the engine
-gets with it, and the report of where its prompt's tokens came from.
+"""Read what a request asks of chunk reuse: the `ragboost` object of its body, the plan that the
+engine gets with it, and the report of where its prompt's tokens came from.
 
     {"reuse": "exact" | "approx" | {"policy": "anchored", "ratio": 0.15},
      "tenant": "...",                            shares stored chunks, within a `cache_salt`

@@ -1,1 +1,1 @@
-"""What chunk reuse does to answers: sampled answers are scored exactly, and a budget steers."""
+"""Measure what chunk reuse does to answers, and keep it within a budget."""

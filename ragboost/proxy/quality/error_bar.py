@@ -54,7 +54,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class _Scores(msgspec.Struct):
-    """What the exact model says of each token of an answer."""
+    """The exact model's scores of each token of an answer."""
 
     logprobs: list[float]
     best: list[float]  # of the most likely token in its place
@@ -73,12 +73,22 @@ class _Check(NamedTuple):
 
 
 @dataclass
-class RouteQuality:
+class CheckedAnswers:
+    """Counts of a document, or of a route."""
+
+    checked: int = 0
+    changed: int = 0
+
+    def add(self, *, is_changed: bool) -> None:
+        self.checked += 1
+        self.changed += is_changed
+
+
+@dataclass
+class RouteQuality(CheckedAnswers):
     """Checked answers of a route, and what steers its ratio."""
 
     controller: RatioController | None = None
-    checked: int = 0
-    changed: int = 0
 
     def describe(self) -> dict[str, Any]:
         low = high = None
@@ -90,12 +100,6 @@ class RouteQuality:
         ratio = self.controller.ratio if self.controller else None
         steered = {"is_steered": self.controller is not None, "ratio": ratio}
         return {"checked": self.checked, "changed": self.changed, **interval, **steered}
-
-
-@dataclass
-class _DocumentQuality:
-    checked: int = 0
-    changed: int = 0
 
 
 @dataclass
@@ -122,7 +126,7 @@ class ErrorBar:
         self._chunk_reuse, self._metrics = chunk_reuse, metrics
         self._rng = rng or random.Random()
         self._routes: BoundedMap[Route, RouteQuality] = BoundedMap(max_entries=_MAX_ROUTES)
-        self._documents: BoundedMap[tuple[str, str, str], _DocumentQuality] = BoundedMap(
+        self._documents: BoundedMap[tuple[str, str, str], CheckedAnswers] = BoundedMap(
             max_entries=_MAX_DOCUMENTS, ttl_s=_DOCUMENT_TTL_S
         )
         self._waiting = _Waiting()
@@ -151,10 +155,10 @@ class ErrorBar:
 
     def steer(self, request: ParsedRequest) -> ParsedRequest:
         """Return a request with its route's ratio, and whether its answer is to be checked."""
+        if not self._share or request.found is None or request.arm == "held_out":
+            return request
         reuse = request.options.get("reuse")
-        is_boosted = request.found is not None and request.arm != "held_out"
-        is_reusing = request.has_stream_options and self._chunk_reuse.may_reuse(reuse)
-        if not (self._share and is_boosted and is_reusing):
+        if not (request.has_stream_options and self._chunk_reuse.may_reuse(reuse)):
             return request
         options, level, is_checked = request.options, _NO_LEVEL, self._rng.random() < self._share
         ratio = self._chunk_reuse.recompute_ratio(reuse)
@@ -296,8 +300,7 @@ class ErrorBar:
             gaps={"best": gaps, "first_pass": first_pass},
         )
         quality = self._quality(route)
-        quality.checked += 1
-        quality.changed += is_changed
+        quality.add(is_changed=is_changed)
         if quality.controller is not None and check.level is not None:
             before = quality.controller.ratio
             quality.controller.add(is_changed=is_changed, level=check.level)
@@ -307,9 +310,8 @@ class ErrorBar:
                 self._metrics.set_reuse_ratio(route, ratio)
         for key in check.documents:
             name = (route.model, route.team, key)
-            seen = self._documents.get(name) or _DocumentQuality()
-            seen.checked += 1
-            seen.changed += is_changed
+            seen = self._documents.get(name) or CheckedAnswers()
+            seen.add(is_changed=is_changed)
             self._documents.put(name, seen)
 
 
