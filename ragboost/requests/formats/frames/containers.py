@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
 from ragboost.requests.formats.frames.elements import Tags, wrappers
-from ragboost.requests.formats.frames.spans import lines, strip
+from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 
-_RULE = re.compile(r"\n(([-=*_])\2{2,})[ \t]*\r?(?=\n|\Z)")
+_RULE = re.compile(r"\n(([-=*_])\2{2,})([ \t]*\r?(?=\n|\Z))?")
 _RULES = ("---", "===", "***", "___")
 _FRAMES = ("-----", "=====")  # rules that may enclose a list
 _MAX_RULES = 1000
@@ -58,14 +58,23 @@ class Surroundings:
         self._hidden = hidden
 
     @cached_property
-    def rules(self) -> list[Rule]:
-        """The lines of nothing but a rule; none if there are absurdly many."""
+    def _ruled(self) -> list[LineMatch]:
         text = self._text
         if not any(map(text.__contains__, _RULES)):
             return []
-        found = lines(text, _RULE, self._hidden.gaps(len(text)))
+        return list(lines(text, _RULE, self._hidden.gaps(len(text))))
+
+    @cached_property
+    def rules(self) -> list[Rule]:
+        """The lines of nothing but a rule; none if there are absurdly many."""
+        found = [line for line in self._ruled if line.match[3] is not None]
         rules = [Rule(line.start, line.end, line.match[1]) for line in found]
         return rules if len(rules) <= _MAX_RULES else []
+
+    @cached_property
+    def begun_rules(self) -> set[str]:
+        """Rules that a text follows on their line: a document may begin or end with one."""
+        return {line.match[1] for line in self._ruled if line.match[3] is None}
 
     def has_odd_rule(self, stretches: Sequence[tuple[int, int]]) -> bool:
         """Return True if the last stretch has a rule that no other one has: the list may begin or

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
-from ragboost.requests.formats.frames.containers import Container, Rule, Surroundings
+from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.elements import is_count
 from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_ordered_name
 from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator
@@ -241,7 +241,7 @@ def _listed(
     ]
     separator = common_separator(gaps)
     try:
-        ruled = _ruled(text, starts, around.rules)
+        ruled = _ruled(text, starts, around)
     except OddMarkError as error:
         if end >= 0:
             return _uncertain(text, labels, frame, str(error))
@@ -274,13 +274,14 @@ def _listed(
     return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
 
 
-def _ruled(text: str, starts: Sequence[int], rules: Sequence[Rule]) -> tuple[int, int, str] | None:
+def _ruled(text: str, starts: Sequence[int], around: Surroundings) -> tuple[int, int, str] | None:
     """Return the end of the last document and of the frame, and what separates the documents, where
     the same rule stands before each label. The ends are -1 if none stands behind the last one.
 
     Raises:
         OddMarkError: more such rules, or too few to be sure that they separate the documents.
     """
+    rules = around.rules
     ends = [rule.end for rule in rules]
     places = [bisect_right(ends, start) - 1 for start in starts]
     before = [
@@ -298,7 +299,7 @@ def _ruled(text: str, starts: Sequence[int], rules: Sequence[Rule]) -> tuple[int
         [text[slice(*each)] for each in zip(ends, starts[1:], strict=True)]
     )
     num = len(between) + (first is not None and first.mark == mark)
-    if mark in separator and num > 1:
+    if mark in separator and num > 1 and mark not in around.begun_rules:
         if len(same) == num:
             return -1, -1, separator
         is_closed = same[-1].start > starts[-1] and same[-1].may_enclose

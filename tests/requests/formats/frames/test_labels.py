@@ -124,6 +124,15 @@ def test_rules_between_labels_stay_between_the_documents(rule: str) -> None:
     assert not scan(write(LEASE, RENT), is_tool=True).groups, "it may be the end of the first"
 
 
+@pytest.mark.parametrize("rule", ["---", "*****", "======"])
+def test_rules_that_a_text_follows_on_their_line_may_be_the_end_of_the_documents(rule: str) -> None:
+    documents = [f"{LEASE}\n{rule}", f"{RENT}\n{rule}", f"{PETS}\n{rule} {NOISE}"]
+    listed = numbered("【資料{}】\n")(documents)
+    assert not scan_prompt(prompt(listed)).groups
+    assert not scan(f"<context>\n{listed}\n</context>").groups
+    assert scan_prompt(prompt(listed.removesuffix(f"\n{rule} {NOISE}"))).groups
+
+
 RULED = {
     "rules alone": "\n{rule}\n{text}",
     "a label": "\n{rule}\n\nID: {n}\n├── Title: f.pdf\n└── Content:\n{text}\n",
