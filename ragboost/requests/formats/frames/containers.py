@@ -77,14 +77,15 @@ class Surroundings:
         return {line.match[1] for line in self._ruled if line.match[3] is None}
 
     def has_odd_rule(self, stretches: Sequence[tuple[int, int]]) -> bool:
-        """Return True if the last stretch has a rule that no other one has: the list may begin or
-        end there, as a list inside a document of another list does."""
+        """Return True if the last stretch has a rule that no other one has, or ends with one: the
+        list may begin or end there, as a list inside a document of another list does."""
         starts = [rule.start for rule in self.rules]
         *inner, last = [
-            {rule.mark for rule in self.rules[slice(*(bisect_left(starts, at) for at in ends))]}
-            for ends in stretches
+            self.rules[slice(*(bisect_left(starts, at) for at in ends))] for ends in stretches
         ]
-        return not last <= set().union(*inner)
+        if last and not self._text[last[-1].end : stretches[-1][1]].strip():
+            return True
+        return not {rule.mark for rule in last} <= {rule.mark for each in inner for rule in each}
 
     @cached_property
     def containers(self) -> list[Container]:

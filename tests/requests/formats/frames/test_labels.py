@@ -133,6 +133,40 @@ def test_rules_that_a_text_follows_on_their_line_may_be_the_end_of_the_documents
     assert scan_prompt(prompt(listed.removesuffix(f"\n{rule} {NOISE}"))).groups
 
 
+@pytest.mark.parametrize("separator", ["\n\n", "\n\n\n"])
+def test_rules_that_stand_otherwise_than_the_one_before_the_list_are_the_documents(
+    separator: str,
+) -> None:
+    """Of three rules, the second one ends the first document or divides the list."""
+    write = numbered("[Document {}]\n", separator=separator)
+    for end in ("\n-----", "\n\n-----"):
+        text = f"-----\n{write([LEASE + end, RENT])}\n-----"
+        assert not scan_prompt(prompt(text)).groups
+    for documents in ([LEASE, RENT + "\n-----", PETS], [LEASE + "\n-----", RENT, PETS]):
+        assert not scan_prompt(prompt(f"-----\n{write(documents)}\n-----")).groups
+        assert not scan(f"<context>\n{write(documents)}\n-----\n</context>").groups
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "\n</context>",
+        "</context>",
+        "\n[END]",
+        '\n"""',
+        "\n(end)",
+        "\nUse these only.",
+        "\n- by Ada",
+    ],
+)
+def test_a_last_line_that_no_other_document_has_may_belong_to_the_prompt(end: str) -> None:
+    write = numbered("[{}]")
+    assert scan_prompt(prompt(write([LEASE, RENT, PETS]))).groups
+    assert not scan_prompt(prompt(write([LEASE, RENT, PETS + end]))).groups
+    if end[1:2] in '</["':
+        assert not scan_prompt(prompt(write([f"{LEASE}\n{NOISE}", RENT, PETS + end]))).groups
+
+
 RULED = {
     "rules alone": "\n{rule}\n{text}",
     "a label": "\n{rule}\n\nID: {n}\n├── Title: f.pdf\n└── Content:\n{text}\n",
