@@ -15,7 +15,6 @@ from ragboost.requests.formats.frames.elements import Tags, wrappers
 from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 
 _RULE = re.compile(r"\n(([-=*_])\2{2,})([ \t]*\r?(?=\n|\Z))?")
-_RULES = ("---", "===", "***", "___")
 _FRAMES = ("-----", "=====")  # rules that may enclose a list
 _MAX_RULES = 1000
 # LangChain's prompts announce their documents with these words.
@@ -59,10 +58,7 @@ class Surroundings:
 
     @cached_property
     def _ruled(self) -> list[LineMatch]:
-        text = self._text
-        if not any(map(text.__contains__, _RULES)):
-            return []
-        return list(lines(text, _RULE, self._hidden.gaps(len(text))))
+        return list(lines(self._text, _RULE, self._hidden.gaps(len(self._text))))
 
     @cached_property
     def rules(self) -> list[Rule]:
