@@ -13,7 +13,11 @@ from typing import NamedTuple
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.elements import is_count
-from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_ordered_name
+from ragboost.requests.formats.frames.not_documents import (
+    MIN_CHARS,
+    is_bibliography,
+    is_ordered_name,
+)
 from ragboost.requests.formats.frames.questions import end_before_question
 from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
@@ -255,6 +259,8 @@ def _listed(
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
+    if is_bibliography([text[start:stop] for start, stop in bodies]):
+        return _uncertain(text, labels, frame, "works that a text cites")
     stretches = (bodies, [*bodies, (begin, starts[0])])
     if ruled is None and any(map(around.has_odd_rule, stretches)):
         return _uncertain(text, labels, frame, "a rule before it or in its last document only")
