@@ -247,20 +247,19 @@ def _listed(
         return _uncertain(text, labels, frame, "labels that are not separated alike")
     ends = [start - len(separator) for start in starts[1:]]
     bodies = [strip(text, label.end, stop) for label, stop in zip(labels, ends, strict=False)]
+    if is_bibliography([text[start:stop] for start, stop in bodies]):
+        return _uncertain(text, labels, frame, "works that a text cites")
     if end < 0:
         may_ask = may_ask and separator.count("\n") > 1
         last = labels[-1].end
         end = close = end_before_question(text, starts[0], last, bodies) if may_ask else -1
     if end < 0 or (separator.count("\n") < 2 and close == end):
         numbers = tuple([label.number for label in labels]) if is_counted else ()
-        start, problem = starts[0], "the last one has no end"
-        marks = tuple(starts)
-        return Candidate(start, len(text), frame, marks=marks, numbers=numbers, problem=problem)
+        marks, problem = tuple(starts), "the last one has no end"
+        return Candidate(marks[0], len(text), frame, marks=marks, numbers=numbers, problem=problem)
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
-    if is_bibliography([text[start:stop] for start, stop in bodies]):
-        return _uncertain(text, labels, frame, "works that a text cites")
     stretches = (bodies, [*bodies, (begin, starts[0])])
     if ruled is None and any(map(around.has_odd_rule, stretches)):
         return _uncertain(text, labels, frame, "a rule before it or in its last document only")
