@@ -18,7 +18,7 @@ from ragboost.requests.formats.frames.not_documents import (
     is_bibliography,
     is_ordered_name,
 )
-from ragboost.requests.formats.frames.questions import end_before_question
+from ragboost.requests.formats.frames.questions import end_alike, end_before_question
 from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
@@ -261,14 +261,12 @@ def _listed(
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
     stretches = (bodies, [*bodies, (begin, starts[0])])
-    if ruled is None and any(map(around.has_odd_rule, stretches)):
-        return _uncertain(text, labels, frame, "a rule before it or in its last document only")
-    num_header = _num_header(text, labels, bodies)
-    blocks = [
-        _block(text, label, (start, stop), num_header=num_header, is_counted=is_counted)
-        for label, (start, stop) in zip(labels, bodies, strict=True)
-    ]
-    return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
+    is_odd = begin < starts[0] and not end_alike(text, bodies)
+    if is_odd or (ruled is None and any(map(around.has_odd_rule, stretches))):
+        problem = "a mark before it or in its last document only"
+        return Candidate(starts[0], max(end, close), frame, problem=problem)
+    blocks = _blocks(text, labels, bodies, is_counted=is_counted)
+    return Candidate(starts[0], max(end, close), frame, blocks, close)
 
 
 def _ruled(text: str, starts: Sequence[int], around: Surroundings) -> tuple[int, int, str] | None:
@@ -325,17 +323,20 @@ def _num_branches(text: str, start: int, stop: int) -> int:
     return num
 
 
-def _block(
-    text: str, label: _Label, body: tuple[int, int], *, num_header: int, is_counted: bool
-) -> DocumentBlock:
-    start, stop = body
-    for _ in range(num_header):
-        start = strip(text, text.index("\n", start, stop), stop)[0]
-    numbers = (label.number,) if is_counted else ()
-    name = "" if numbers else text[label.start : label.end].strip()
-    return DocumentBlock(
-        label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name
-    )
+def _blocks(
+    text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]], *, is_counted: bool
+) -> tuple[DocumentBlock, ...]:
+    num_header = _num_header(text, labels, bodies)
+    blocks: list[DocumentBlock] = []
+    for label, (start, stop) in zip(labels, bodies, strict=True):
+        for _ in range(num_header):
+            start = strip(text, text.index("\n", start, stop), stop)[0]
+        numbers = (label.number,) if is_counted else ()
+        name = "" if numbers else text[label.start : label.end].strip()
+        core = text[start:stop] or None
+        end = max(label.end, stop)
+        blocks.append(DocumentBlock(label.start, end, core, start, stop, numbers, name))
+    return tuple(blocks)
 
 
 def _uncertain(text: str, labels: Sequence[_Label], frame: str, problem: str) -> Candidate:

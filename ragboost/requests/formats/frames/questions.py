@@ -41,11 +41,11 @@ def end_before_question(
     if len(tail) > _MAX_TAIL or is_question(head):
         return -1
     end = blanks[0].start()
-    is_alike = _ends_alike(text, [*bodies, strip(text, start, end)])
+    is_alike = end_alike(text, [*bodies, strip(text, start, end)])
     return end if is_alike and _stands_alone(tail) else -1
 
 
-def _ends_alike(text: str, bodies: Sequence[tuple[int, int]]) -> bool:
+def end_alike(text: str, bodies: Sequence[tuple[int, int]]) -> bool:
     """Return True if the last text has no more lines than others, and ends as another one does:
     else its last line may belong to what stands behind the list."""
     *num_lines, last = [text.count("\n", *body) for body in bodies]

@@ -167,6 +167,24 @@ def test_a_last_line_that_no_other_document_has_may_belong_to_the_prompt(end: st
         assert not scan_prompt(prompt(write([f"{LEASE}\n{NOISE}", RENT, PETS + end]))).groups
 
 
+@pytest.mark.parametrize(
+    "container",
+    [
+        "Use these pieces of context to answer:\n\n{}\n\nQuestion: who?",
+        "<context>\n{}\n</context>",
+        "{}",
+    ],
+)
+def test_marks_around_a_list_inside_a_container_are_no_part_of_its_last_document(
+    container: str,
+) -> None:
+    listed = numbered("[{}]")([LEASE, f"{RENT}\n{NOISE}", PETS])
+    for marks in ('"""\n{}\n"""', "(begin)\n\n{}\n\n(end)", "Found 3:\n\n{}\n\nShowing 3 of 10"):
+        text = container.format(marks.format(listed))
+        assert not scan(text, is_tool=container == "{}").groups
+    assert scan(container.format(f"Found:\n\n{listed}"), is_tool=container == "{}").groups
+
+
 RULED = {
     "rules alone": "\n{rule}\n{text}",
     "a label": "\n{rule}\n\nID: {n}\n├── Title: f.pdf\n└── Content:\n{text}\n",
