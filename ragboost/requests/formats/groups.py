@@ -90,7 +90,9 @@ class TextGroup:
         return Edit(block.text_start, block.text_end, new)
 
     def hinted(self, hint: str, *, at: int) -> Edit:
-        return Edit(at, at, f"\n\n{hint}")
+        """Insert a hint as a paragraph, even where the client's text goes on in the line."""
+        is_line_end = self.value[at : at + 1] in ("", "\n", "\r")
+        return Edit(at, at, f"\n\n{hint}" if is_line_end else f"\n\n{hint}\n\n")
 
     def around(self) -> tuple[str, str]:
         """Return the text before the first document and behind the last one."""
