@@ -247,7 +247,7 @@ def _listed(
         return _uncertain(text, labels, frame, "labels that are not separated alike")
     ends = [start - len(separator) for start in starts[1:]]
     bodies = [strip(text, label.end, stop) for label, stop in zip(labels, ends, strict=False)]
-    if is_bibliography([text[start:stop] for start, stop in bodies]):
+    if is_bibliography(text[start:stop] for start, stop in bodies):
         return _uncertain(text, labels, frame, "works that a text cites")
     if end < 0:
         may_ask = may_ask and separator.count("\n") > 1

@@ -5,7 +5,7 @@ else the length: what is shorter than some sentences is an option or a step.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 MIN_CHARS = 60
 """The shortest document of a list whose documents have no mark at their ends."""
@@ -127,7 +127,7 @@ def is_record(fields: Collection[str]) -> bool:
     return is_message and names.isdisjoint(_TITLES)
 
 
-def is_bibliography(texts: Sequence[str]) -> bool:
+def is_bibliography(texts: Iterable[str]) -> bool:
     """Return True for works that a text cites, each on a line."""
     return all(
         len(text) <= _MAX_CITED and "\n" not in text and _WORK_CITED.match(text) for text in texts
@@ -163,7 +163,7 @@ def are_documents(name: str, texts: Sequence[str]) -> bool:
     mean = sum(map(len, texts)) / len(texts)
     if mean < (_FEW_CHARS if is_named else _MEAN_CHARS):
         return False
-    return not (all(map(_is_record, texts)) or is_bibliography([text.strip() for text in texts]))
+    return not (all(map(_is_record, texts)) or is_bibliography(map(str.strip, texts)))
 
 
 def _is_record(text: str) -> bool:

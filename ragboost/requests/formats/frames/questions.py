@@ -7,6 +7,7 @@ from ragboost.requests.formats.frames.spans import strip
 
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _MAX_TAIL = 2000
+_LAST_CHARS = 80  # of a text, which tell how it ends
 _QUESTIONS = (
     "question query user input request task instruction frage pregunta domanda pergunta вопрос "
     "问题 問題 用户问题 提问 問い 質問 질문 "
@@ -54,7 +55,7 @@ def end_alike(text: str, bodies: Sequence[tuple[int, int]]) -> bool:
 
 
 def _ending(text: str, start: int, stop: int) -> str:
-    line = text[max(start, text.rfind("\n", start, stop)) : stop].strip()
+    line = text[max(start, stop - _LAST_CHARS) : stop].rpartition("\n")[2]
     if not any(map(str.isalnum, line)):
         return line
     return "a" if line[-1].isalnum() else "." if line[-1] in _SENTENCE_ENDS else line[-1]
