@@ -96,10 +96,11 @@ def test_a_later_list_of_elements_with_numbers_leaves_documents_in_place() -> No
     [
         (numbered("Document {} (a.py):\n")(["yes", "no"]), True),
         ("And this one:\n\nDocument 1 (north.py):\nThe rent is due.", True),
+        ('{"id": "1", "content": " "}\n------\n{"id": "2", "content": "no"}', True),
         ("Who signed what document 2 says?", False),
     ],
 )
-def test_labels_behind_the_list_that_go_on_behind_their_numbers_are_no_citations(
+def test_labels_of_what_is_no_list_behind_the_documents_are_no_citations(
     behind: str, stays: bool
 ) -> None:
     listed = f"<context>\n{numbered('Document {}:')([LEASE, RENT])}\n</context>"
