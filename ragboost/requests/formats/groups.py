@@ -66,14 +66,7 @@ class TextGroup:
     def identities(self) -> list[str]:
         """Return the text of each block's document; two are equal only if they read the same
         without their numbers. A text that occurs twice in one list is two documents."""
-        texts = [self._piece(block, "") for block in self.blocks]
-        if len(set(texts)) == len(texts):
-            return texts
-        num: Counter[str] = Counter()
-        for at, text in enumerate(texts):
-            num[text] += 1
-            texts[at] = text if num[text] == 1 else f"{text}\0{num[text]}"
-        return texts
+        return _told_apart([self._piece(block, "") for block in self.blocks])
 
     def reordered(self, order: Sequence[int]) -> Edit:
         """Write the blocks of `order` in place of all blocks.
@@ -97,7 +90,9 @@ class TextGroup:
         return Edit(block.text_start, block.text_end, new)
 
     def hinted(self, hint: str, *, at: int) -> Edit:
-        return Edit(at, at, f"\n\n{hint}")
+        """Insert a hint as a paragraph, even where the client's text goes on in the line."""
+        is_line_end = self.value[at : at + 1] in ("", "\n", "\r")
+        return Edit(at, at, f"\n\n{hint}" if is_line_end else f"\n\n{hint}\n\n")
 
     def around(self) -> tuple[str, str]:
         """Return the text before the first document and behind the last one."""
@@ -124,7 +119,7 @@ class ListGroup:
     frame: str = "content blocks"
 
     def identities(self) -> list[str]:
-        return [json.dumps(self.value[block.start]) for block in self.blocks]
+        return _told_apart([json.dumps(self.value[block.start]) for block in self.blocks])
 
     is_numbered = False
 
@@ -142,6 +137,17 @@ class ListGroup:
 
 
 Group = TextGroup | ListGroup
+
+
+def _told_apart(texts: list[str]) -> list[str]:
+    """Return other texts in place of repeated ones, by their order."""
+    if len(set(texts)) == len(texts):
+        return texts
+    num: Counter[str] = Counter()
+    for at, text in enumerate(texts):
+        num[text] += 1
+        texts[at] = text if num[text] == 1 else f"{text}\0{num[text]}"
+    return texts
 
 
 def splice(value: Value, edits: Sequence[Edit]) -> Value:

@@ -20,11 +20,17 @@ from ragboost.requests.wires.body import Path, Slot, message_list
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _WORD = re.compile(r"([^\W\d_]{1,40})((?:[ \u00a0_#:：-]|\*\*)*)\Z")
 _TAG = re.compile(r"<([^\W\d_]{1,40})\b")
-# Two lines that begin with a number and a label's marks: a list that was not found.
-_WORDED = r"[^\W\d_]{1,40}[ \u00a0#:：-]{0,2}"
-_MARK = rf"(?:[\[【(（「]{{1,2}}(?:{_WORDED})?|{_WORDED})\d{{1,6}}[\])】）」:：]"
+# Two lines that begin with a number and a label's word or marks, or one that ends with a colon: a
+# list that was not found.
+_WORDED = r"[^\W\d_]{1,40}[ \u00a0#:：-]{0,2}\d{1,6}"
+_MARK = rf"(?:{_WORDED}|[\[【(（「]{{1,2}}(?:{_WORDED}|\d{{1,6}})[\])】）」:：])"
 _LABEL = rf"^[ \t#*>-]{{0,8}}(?:{_MARK}|<[^\W\d][^<>\n]{{0,80}}?=[\"']\d{{1,6}}[\"'])"
-_LISTED = re.compile(rf"{_LABEL}(?:.*\n)+?{_LABEL}", re.MULTILINE)
+_FIELD = r'"(?:index|id|rank|position|number|n)"\s*:\s*'
+_COUNTED = rf'{_FIELD}"?[01]"?\s*[,}}][\s\S]*?{_FIELD}"?[12]"?\s*[,}}]'  # objects of JSON
+_LISTED = re.compile(
+    rf"{_LABEL}(?:.*\n)+?{_LABEL}|^[ \t#*>-]{{0,8}}{_WORDED}.{{0,120}}[:：][ \t\r]*$|{_COUNTED}",
+    re.MULTILINE,
+)
 _EXAMPLE = re.compile(
     r"\b(?:cit(?:e|es|ed|ing|ation|ations)|e\.g\.|examples?|zitier\w*|citez|citar?)\b|引用|标注|例如",
     re.IGNORECASE,

@@ -7,7 +7,7 @@ depends on the payload alone: the same history always yields the same references
 import re
 from collections.abc import Iterator
 
-from ragboost.requests.formats.frames.labels import is_question
+from ragboost.requests.formats.frames.questions import is_question
 from ragboost.requests.formats.groups import DocumentBlock, Edit, Group, TextGroup
 
 _INTRO_CHARS = 200

@@ -284,6 +284,23 @@ def test_two_equal_documents_of_one_list_both_stay() -> None:
     assert [shown.count(LONG[name]) for name in "AB"] == [2, 1]
 
 
+def test_a_note_is_a_paragraph_where_the_question_goes_on_in_the_line() -> None:
+    for behind, gap in ((" Who signed?", "\n\n"), ("\n\nWho signed?", ""), ("", "")):
+        shown = text_of(reorder(user(xml("A", "B") + behind), [1, 0]))
+        assert "\n\nDocuments by relevance" in shown
+        assert shown.endswith(f"document 1{gap}{behind}")
+
+
+def test_two_equal_document_blocks_both_stay() -> None:
+    blocks = [document_block(name) for name in "ABA"]
+    booster = Booster()
+    boost(booster, user([document_block(name) for name in "BC"]))
+    sent = boost(booster, user(blocks))["messages"][0]["content"]
+    assert [block for block in sent if block["type"] == "document"] == [
+        blocks[i] for i in (1, 0, 2)
+    ]
+
+
 def test_documents_of_the_template_arguments_are_moved() -> None:
     documents = [{"title": "t1", "text": "one"}, {"title": "t2", "text": "two"}]
     body = user("Why?", chat_template_kwargs={"documents": documents, "enable_thinking": False})

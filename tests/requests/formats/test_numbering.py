@@ -91,6 +91,25 @@ def test_a_later_list_of_elements_with_numbers_leaves_documents_in_place() -> No
         assert (hit[1].numbering.stays, hit[1].numbering.maps_answer) == (stays, not stays)
 
 
+@pytest.mark.parametrize(
+    ("behind", "stays"),
+    [
+        (numbered("Document {} (a.py):\n")(["yes", "no"]), True),
+        ("And this one:\n\nDocument 1 (north.py):\nThe rent is due.", True),
+        ('{"id": "1", "content": " "}\n------\n{"id": "2", "content": "no"}', True),
+        ("Who signed what document 2 says?", False),
+    ],
+)
+def test_labels_of_what_is_no_list_behind_the_documents_are_no_citations(
+    behind: str, stays: bool
+) -> None:
+    listed = f"<context>\n{numbered('Document {}:')([LEASE, RENT])}\n</context>"
+    hit = find_format(make_formats(Settings()), user(f"{listed}\n\n{behind}"))
+    assert hit is not None
+    assert hit[1].numbering is not None
+    assert hit[1].numbering.stays == stays
+
+
 @pytest.mark.parametrize("label", ["#{}", "{}:", "Document {}"])
 def test_numbers_before_documents_that_traffic_shows_are_places_too(label: str) -> None:
     rng = random.Random(7)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
 from ragboost.requests.formats.frames.elements import Tags, wrappers
-from ragboost.requests.formats.frames.spans import lines, strip
+from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 
-_RULE = re.compile(r"\n(([-=*_])\2{2,})[ \t]*\r?(?=\n|\Z)")
+_RULE = re.compile(r"\n(([-=*_])\2{2,})([ \t]*\r?(?=\n|\Z))?")
 _FRAMES = ("-----", "=====")  # rules that may enclose a list
 _MAX_RULES = 1000
 # LangChain's prompts announce their documents with these words.
@@ -57,21 +57,31 @@ class Surroundings:
         self._hidden = hidden
 
     @cached_property
+    def _ruled(self) -> list[LineMatch]:
+        return list(lines(self._text, _RULE, self._hidden.gaps(len(self._text))))
+
+    @cached_property
     def rules(self) -> list[Rule]:
         """The lines of nothing but a rule; none if there are absurdly many."""
-        found = lines(self._text, _RULE, self._hidden.gaps(len(self._text)))
+        found = [line for line in self._ruled if line.match[3] is not None]
         rules = [Rule(line.start, line.end, line.match[1]) for line in found]
         return rules if len(rules) <= _MAX_RULES else []
 
+    @cached_property
+    def begun_rules(self) -> set[str]:
+        """Rules that a text follows on their line: a document may begin or end with one."""
+        return {line.match[1] for line in self._ruled if line.match[3] is None}
+
     def has_odd_rule(self, stretches: Sequence[tuple[int, int]]) -> bool:
-        """Return True if the last stretch has a rule that no other one has: the list may begin or
-        end there, as a list inside a document of another list does."""
+        """Return True if the last stretch has a rule that no other one has, or ends with one: the
+        list may begin or end there, as a list inside a document of another list does."""
         starts = [rule.start for rule in self.rules]
         *inner, last = [
-            {rule.mark for rule in self.rules[slice(*(bisect_left(starts, at) for at in ends))]}
-            for ends in stretches
+            self.rules[slice(*(bisect_left(starts, at) for at in ends))] for ends in stretches
         ]
-        return not last <= set().union(*inner)
+        if last and not self._text[last[-1].end : stretches[-1][1]].strip():
+            return True
+        return not {rule.mark for rule in last} <= {rule.mark for each in inner for rule in each}
 
     @cached_property
     def containers(self) -> list[Container]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.containers import Container, Surroundings
+from ragboost.requests.formats.frames.not_documents import is_record
 from ragboost.requests.formats.frames.siblings import common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
@@ -72,7 +73,7 @@ def _siblings(text: str, headers: list[_Header], where: Container) -> list[_Head
     if not headers or headers[0].start != where.start:
         return []
     keys = headers[0].keys
-    if len(keys) == 1 and "_" not in keys[0] and keys[0] not in _SINGLE_KEYS:
+    if is_record(keys) or (len(keys) == 1 and "_" not in keys[0] and keys[0] not in _SINGLE_KEYS):
         return []
     loaders = {key for key in keys if "_" in key}
     return [

@@ -11,9 +11,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
-from ragboost.requests.formats.frames.containers import Container, Rule, Surroundings
+from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.elements import is_count
-from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_ordered_name
+from ragboost.requests.formats.frames.not_documents import (
+    MIN_CHARS,
+    is_bibliography,
+    is_ordered_name,
+)
+from ragboost.requests.formats.frames.questions import end_alike, end_before_question
 from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
@@ -35,23 +40,12 @@ _ID_START = re.compile(re.escape(_ID_PREFIX))
 _ID_LABEL = re.compile(r"\n\[Doc_(?P<n>[\w.:~-]{1,48})\]")
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
 _MAX_KINDS = 64
-_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _BRANCHES = ("├──", "└──")  # RAGFlow's title and other fields
 _MAX_TITLE = 120
 _NEAR = 80  # characters between a rule and the label below it
 # The prompt of LlamaIndex's citations begins with an example of its own list.
 _EXAMPLE = "Please provide an answer based solely on the provided sources."
 _EXAMPLE_END = "Now it's your turn."
-_MAX_TAIL = 2000
-_QUESTIONS = (
-    "question query user input request task instruction frage pregunta domanda pergunta вопрос "
-    "问题 問題 用户问题 提问 問い 質問 질문 "
-)
-_ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:：]")
-_ENDS = ("?", "？", "؟")
-_QUESTION_WORDS = frozenset(_QUESTIONS.split())
-
-
 _ONE_STEP = re.compile(r"1[.)][ \t]")
 _STEP = re.compile(r"\n[ \t]{0,3}\(?(?P<n>\d{1,4})[.)][ \t]+(?=\S)")
 
@@ -241,7 +235,7 @@ def _listed(
     ]
     separator = common_separator(gaps)
     try:
-        ruled = _ruled(text, starts, around.rules)
+        ruled = _ruled(text, starts, around)
     except OddMarkError as error:
         if end >= 0:
             return _uncertain(text, labels, frame, str(error))
@@ -253,34 +247,36 @@ def _listed(
         return _uncertain(text, labels, frame, "labels that are not separated alike")
     ends = [start - len(separator) for start in starts[1:]]
     bodies = [strip(text, label.end, stop) for label, stop in zip(labels, ends, strict=False)]
+    if is_bibliography(text[start:stop] for start, stop in bodies):
+        return _uncertain(text, labels, frame, "works that a text cites")
     if end < 0:
-        end = close = _question(text, labels, bodies, separator) if may_ask else -1
+        may_ask = may_ask and separator.count("\n") > 1
+        last = labels[-1].end
+        end = close = end_before_question(text, starts[0], last, bodies) if may_ask else -1
     if end < 0 or (separator.count("\n") < 2 and close == end):
         numbers = tuple([label.number for label in labels]) if is_counted else ()
-        start, problem = starts[0], "the last one has no end"
-        marks = tuple(starts)
-        return Candidate(start, len(text), frame, marks=marks, numbers=numbers, problem=problem)
+        marks, problem = tuple(starts), "the last one has no end"
+        return Candidate(marks[0], len(text), frame, marks=marks, numbers=numbers, problem=problem)
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
     stretches = (bodies, [*bodies, (begin, starts[0])])
-    if ruled is None and any(map(around.has_odd_rule, stretches)):
-        return _uncertain(text, labels, frame, "a rule before it or in its last document only")
-    num_header = _num_header(text, labels, bodies)
-    blocks = [
-        _block(text, label, (start, stop), num_header=num_header, is_counted=is_counted)
-        for label, (start, stop) in zip(labels, bodies, strict=True)
-    ]
-    return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
+    is_odd = begin < starts[0] and not end_alike(text, bodies)
+    if is_odd or (ruled is None and any(map(around.has_odd_rule, stretches))):
+        problem = "a mark before it or in its last document only"
+        return Candidate(starts[0], max(end, close), frame, problem=problem)
+    blocks = _blocks(text, labels, bodies, is_counted=is_counted)
+    return Candidate(starts[0], max(end, close), frame, blocks, close)
 
 
-def _ruled(text: str, starts: Sequence[int], rules: Sequence[Rule]) -> tuple[int, int, str] | None:
+def _ruled(text: str, starts: Sequence[int], around: Surroundings) -> tuple[int, int, str] | None:
     """Return the end of the last document and of the frame, and what separates the documents, where
     the same rule stands before each label. The ends are -1 if none stands behind the last one.
 
     Raises:
         OddMarkError: more such rules, or too few to be sure that they separate the documents.
     """
+    rules = around.rules
     ends = [rule.end for rule in rules]
     places = [bisect_right(ends, start) - 1 for start in starts]
     before = [
@@ -297,58 +293,18 @@ def _ruled(text: str, starts: Sequence[int], rules: Sequence[Rule]) -> tuple[int
     separator = common_separator(
         [text[slice(*each)] for each in zip(ends, starts[1:], strict=True)]
     )
-    num = len(between) + (first is not None and first.mark == mark)
-    if mark in separator and num > 1:
+    lead, _, behind = separator.partition(mark)
+    num, is_alike = len(between), True
+    if first is not None and first.mark == mark:
+        num, is_alike = num + 1, text[first.start + len(mark) : starts[0]] == behind
+    if behind and num > 1 and is_alike and mark not in around.begun_rules:
         if len(same) == num:
             return -1, -1, separator
-        is_closed = same[-1].start > starts[-1] and same[-1].may_enclose
+        end = same[-1].start
+        is_closed = end > starts[-1] and same[-1].may_enclose and text.endswith(lead, 0, end)
         if is_closed and num == len(starts) == len(same) - 1:
-            return same[-1].start, same[-1].end, separator
+            return end, same[-1].end, separator
     raise OddMarkError("rules between some of the documents")
-
-
-def _question(
-    text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]], separator: str
-) -> int:
-    """Return the end of the last document, where a question stands alone behind it; -1 if that is
-    not certain."""
-    if separator.count("\n") < 2 or any(_BLANK_LINE.search(text, *body) for body in bodies):
-        return -1
-    start = strip(text, labels[-1].end, len(text))[0]
-    blanks = list(_BLANK_LINE.finditer(text, start, len(text)))
-    while blanks and not text[blanks[-1].end() :].strip():
-        blanks.pop()
-    if len(blanks) != 1:
-        return -1
-    tail = text[blanks[0].end() :].strip()
-    head = text[: labels[0].start]
-    if len(tail) > _MAX_TAIL or is_question(head):
-        return -1
-    return blanks[0].start() if _stands_alone(tail) else -1
-
-
-def is_question(text: str) -> bool:
-    """Return True for a text that ends with a question mark or says that it is a question."""
-    text = text.strip()
-    if text.endswith(_ENDS):
-        return True
-    return any(_has_question_label(line) for line in text.splitlines()[-12:])
-
-
-def _stands_alone(tail: str) -> bool:
-    """Return True for a question that nothing precedes or answers: a paragraph of the last document
-    may stand right above the question's line, or be a question with its answer."""
-    first, line_end, _ = tail.partition("\n")
-    if not line_end:
-        return is_question(tail)
-    return _has_question_label(first) and tail.endswith((*_ENDS, ":", "：", "**"))
-
-
-def _has_question_label(line: str) -> bool:
-    if _ASKS.match(line) is None:
-        return False
-    words = re.findall(r"[^\W\d_]+", re.split("[:：]", line, maxsplit=1)[0].lower())
-    return not _QUESTION_WORDS.isdisjoint(words)
 
 
 def _num_header(text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]]) -> int:
@@ -367,17 +323,20 @@ def _num_branches(text: str, start: int, stop: int) -> int:
     return num
 
 
-def _block(
-    text: str, label: _Label, body: tuple[int, int], *, num_header: int, is_counted: bool
-) -> DocumentBlock:
-    start, stop = body
-    for _ in range(num_header):
-        start = strip(text, text.index("\n", start, stop), stop)[0]
-    numbers = (label.number,) if is_counted else ()
-    name = "" if numbers else text[label.start : label.end].strip()
-    return DocumentBlock(
-        label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name
-    )
+def _blocks(
+    text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]], *, is_counted: bool
+) -> tuple[DocumentBlock, ...]:
+    num_header = _num_header(text, labels, bodies)
+    blocks: list[DocumentBlock] = []
+    for label, (start, stop) in zip(labels, bodies, strict=True):
+        for _ in range(num_header):
+            start = strip(text, text.index("\n", start, stop), stop)[0]
+        numbers = (label.number,) if is_counted else ()
+        name = "" if numbers else text[label.start : label.end].strip()
+        core = text[start:stop] or None
+        end = max(label.end, stop)
+        blocks.append(DocumentBlock(label.start, end, core, start, stop, numbers, name))
+    return tuple(blocks)
 
 
 def _uncertain(text: str, labels: Sequence[_Label], frame: str, problem: str) -> Candidate:

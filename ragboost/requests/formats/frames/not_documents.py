@@ -5,7 +5,7 @@ else the length: what is shorter than some sentences is an option or a step.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 MIN_CHARS = 60
 """The shortest document of a list whose documents have no mark at their ends."""
@@ -35,6 +35,7 @@ _ORDERED = (
     "meta nav ol p pre script span strong style sub sup svg tbody td th thead title tr u ul "
     "act alternative candidate canto cell clip completion draft epoch frame night page proof "
     "quarter revision segment shift solution sprint stanza story todo track try variant "
+    "claim email mail post reply skill testcase unit "
     "seite página pagina "
     "beispiel frage antwort schritt aufgabe regel kapitel abschnitt teil exemple réponse étape "
     "règle chapitre partie ejemplo pregunta respuesta paso opción regla capítulo parte domanda "
@@ -50,13 +51,40 @@ _SINGLE_NAMES = frozenset(_SINGLE.split())
 _DOCUMENT_NAMES = frozenset(_DOCUMENTS.split())
 _ORDERED_NAMES = frozenset(_ORDERED.split())
 _WORDS = re.compile(r"[^\W\d_]+")
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_PARTS = frozenset(
+    [
+        "chat",
+        "conversation",
+        "dialogue",
+        "event",
+        "log",
+        "message",
+        "step",
+        "task",
+        "test",
+        "tool",
+        "turn",
+    ]
+)
+"""Things whose parts have an order: entries of a log, results of steps."""
 _INNER_TAG = re.compile(r"<!--.*?-->|<(?!!)[^<>]{1,200}>", re.DOTALL)
 # Fields of an example, a task or a message.
 _RECORD_FIELDS = (
     *("label", "labels", "output", "completion", "target", "expected", "translation", "sentiment"),
     *("input", "instruction", "status", "priority", "done", "completed", "role"),
-    *("speaker", "sender", "from", "step", "turn"),
+    *("speaker", "sender", "from", "step", "turn", "level"),
 )
+_WHO = frozenset(("author", "user"))
+_WHEN = frozenset(("date", "time", "timestamp", "ts", "start", "end"))
+_TITLES = frozenset(("title", "url", "source"))
+# One line with a year, and with what a bibliography says of each work.
+_WORK_CITED = re.compile(
+    r"(?=.*\b(?:19|20)\d\d[a-z]?\b).*(?:\b(?:doi|arxiv|isbn|journal|proceedings|press|accessed)\b"
+    r"|https?://|\bet al\b|\b(?:pp?|vol|no|proc)\.|\b\d+ ?\(\d+\))",
+    re.IGNORECASE,
+)
+_MAX_CITED = 400
 # Work on each element of a list, whose result has its order.
 _WORK = re.compile(
     r"\b(?:translate|label|classify|categori[sz]e|rank|sort|rate|score|annotate|grade|proofread)"
@@ -82,14 +110,28 @@ def is_document_name(name: str) -> bool:
 
 def is_ordered_name(name: str) -> bool:
     """Return True for the name or label of a list whose order is its meaning."""
-    words = _WORDS.findall(name.lower())
+    words = _words(name)
     words = [word for word in words if word not in _COUNTS] or words
-    return bool(words) and (_singular(words[-1]) in _ORDERED_NAMES or words[0] == "example")
+    if not words or words[0] == "example" or not _PARTS.isdisjoint(words[:-1]):
+        return bool(words)
+    return _singular(words[-1]) in _ORDERED_NAMES
 
 
 def is_record(fields: Collection[str]) -> bool:
-    """Return True for the fields of an example or a task."""
-    return any(name in fields for name in _RECORD_FIELDS)
+    """Return True for the fields of an example, a task, a message or a part of a recording."""
+    names = {name.lower() for name in fields}
+    if not names.isdisjoint(_RECORD_FIELDS):
+        return True
+    num_times = len(names & _WHEN)
+    is_message = num_times > 1 or (num_times == 1 and not names.isdisjoint(_WHO))
+    return is_message and names.isdisjoint(_TITLES)
+
+
+def is_bibliography(texts: Iterable[str]) -> bool:
+    """Return True for works that a text cites, each on a line."""
+    return all(
+        len(text) <= _MAX_CITED and "\n" not in text and _WORK_CITED.match(text) for text in texts
+    )
 
 
 def is_work(text: str, start: int, end: int) -> bool:
@@ -113,14 +155,15 @@ def are_documents(name: str, texts: Sequence[str]) -> bool:
     Args:
         texts: their contents.
     """
-    words = _WORDS.findall(name.lower())
+    words = _words(name)
     is_named = bool(words) and not _DOCUMENT_NAMES.isdisjoint((name.lower(), _singular(words[-1])))
+    is_named = is_named and _PARTS.isdisjoint(words[:-1])
     if not is_named and is_ordered_name(name):
         return False
     mean = sum(map(len, texts)) / len(texts)
     if mean < (_FEW_CHARS if is_named else _MEAN_CHARS):
         return False
-    return not all(map(_is_record, texts))
+    return not (all(map(_is_record, texts)) or is_bibliography(map(str.strip, texts)))
 
 
 def _is_record(text: str) -> bool:
@@ -129,6 +172,10 @@ def _is_record(text: str) -> bool:
     if not (text.startswith("<") and text.endswith(">")) or len(text) >= _MAX_LOOKED_AT:
         return False
     return max(map(len, _INNER_TAG.split(text))) < MIN_CHARS
+
+
+def _words(name: str) -> list[str]:
+    return _WORDS.findall(_CAPITAL.sub("_", name).lower())
 
 
 def _singular(word: str) -> str:

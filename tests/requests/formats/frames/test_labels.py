@@ -124,6 +124,67 @@ def test_rules_between_labels_stay_between_the_documents(rule: str) -> None:
     assert not scan(write(LEASE, RENT), is_tool=True).groups, "it may be the end of the first"
 
 
+@pytest.mark.parametrize("rule", ["---", "*****", "======"])
+def test_rules_that_a_text_follows_on_their_line_may_be_the_end_of_the_documents(rule: str) -> None:
+    documents = [f"{LEASE}\n{rule}", f"{RENT}\n{rule}", f"{PETS}\n{rule} {NOISE}"]
+    listed = numbered("【資料{}】\n")(documents)
+    assert not scan_prompt(prompt(listed)).groups
+    assert not scan(f"<context>\n{listed}\n</context>").groups
+    assert scan_prompt(prompt(listed.removesuffix(f"\n{rule} {NOISE}"))).groups
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n\n\n"])
+def test_rules_that_stand_otherwise_than_the_one_before_the_list_are_the_documents(
+    separator: str,
+) -> None:
+    """Of three rules, the second one ends the first document or divides the list."""
+    write = numbered("[Document {}]\n", separator=separator)
+    for end in ("\n-----", "\n\n-----"):
+        text = f"-----\n{write([LEASE + end, RENT])}\n-----"
+        assert not scan_prompt(prompt(text)).groups
+    for documents in ([LEASE, RENT + "\n-----", PETS], [LEASE + "\n-----", RENT, PETS]):
+        assert not scan_prompt(prompt(f"-----\n{write(documents)}\n-----")).groups
+        assert not scan(f"<context>\n{write(documents)}\n-----\n</context>").groups
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "\n</context>",
+        "</context>",
+        "\n[END]",
+        '\n"""',
+        "\n(end)",
+        "\nUse these only.",
+        "\n- by Ada",
+    ],
+)
+def test_a_last_line_that_no_other_document_has_may_belong_to_the_prompt(end: str) -> None:
+    write = numbered("[{}]")
+    assert scan_prompt(prompt(write([LEASE, RENT, PETS]))).groups
+    assert not scan_prompt(prompt(write([LEASE, RENT, PETS + end]))).groups
+    if end[1:2] in '</["':
+        assert not scan_prompt(prompt(write([f"{LEASE}\n{NOISE}", RENT, PETS + end]))).groups
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        "Use these pieces of context to answer:\n\n{}\n\nQuestion: who?",
+        "<context>\n{}\n</context>",
+        "{}",
+    ],
+)
+def test_marks_around_a_list_inside_a_container_are_no_part_of_its_last_document(
+    container: str,
+) -> None:
+    listed = numbered("[{}]")([LEASE, f"{RENT}\n{NOISE}", PETS])
+    for marks in ('"""\n{}\n"""', "(begin)\n\n{}\n\n(end)", "Found 3:\n\n{}\n\nShowing 3 of 10"):
+        text = container.format(marks.format(listed))
+        assert not scan(text, is_tool=container == "{}").groups
+    assert scan(container.format(f"Found:\n\n{listed}"), is_tool=container == "{}").groups
+
+
 RULED = {
     "rules alone": "\n{rule}\n{text}",
     "a label": "\n{rule}\n\nID: {n}\n├── Title: f.pdf\n└── Content:\n{text}\n",

@@ -9,7 +9,11 @@ from tests.requests.formats.frames.texts import LEASE, NOISE, PETS, RENT, elemen
 from tests.requests.formats.rewriting import find
 
 LONG = [f"{text} {text}" for text in (LEASE, RENT, PETS, NOISE)]
-ORDERED_TAGS = ("example", "step", "message", "turn", "question", "option", "rule", "tool", "row")
+ORDERED_TAGS = (
+    *("example", "step", "message", "turn", "question", "option", "rule", "tool", "row"),
+    *("email", "post", "reply", "skill", "testcase", "trans-unit", "log_entry"),
+    *("step_result", "turn_summary", "tool_description"),
+)
 ORDERED_LABELS = (
     "Step {}:",
     "Example {}:",
@@ -21,6 +25,8 @@ ORDERED_LABELS = (
     "--- Page {} ---\n",
     "### Act {}\n",
     "Seite {} :",
+    "Email {}:",
+    "Claim {}:",
 )
 LEFT_ALONE = {
     "plain": "Who signed the lease?",
@@ -51,6 +57,14 @@ LEFT_ALONE = {
     "dialogue": f"User: {LEASE}\nAssistant: {RENT}\nUser: {PETS}\nAssistant: {NOISE}",
     "transcript": json.dumps([{"speaker": "A", "text": text} for text in LONG]),
     "thread": json.dumps([{"from": "ann", "text": text} for text in LONG]),
+    "messages": json.dumps([{"author": "ann", "time": "10:12", "text": text} for text in LONG]),
+    "recording": json.dumps([{"start": 1.5, "end": 2.5, "text": text} for text in LONG]),
+    "mails": "\n\n".join(f"From: Ada\nSent: May\nSubject: rent\n\n{text}" for text in LONG),
+    "log": "\n".join(json.dumps({"level": "INFO", "text": text}) for text in LONG),
+    "log elements": elements("logEntry")(LONG),
+    "bibliography": numbered("[{}]")([f"A. Author, {text} Press, 1999." for text in LONG]),
+    "web references": numbered("[{}]")([f"{text} https://a.example, 2024." for text in LONG]),
+    "reference elements": elements("ref")([f"{t} Journal of {t} 3 (4), 2001." for t in LONG]),
     "diff": "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n",
     "schema": '{"type": "object", "properties": {"a": {"type": "string"}}}\n{"type": "array"}',
 }
