@@ -24,7 +24,7 @@ import msgspec
 from pydantic import AfterValidator, ConfigDict, Field
 
 from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES, make_policy
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
 from ragboost.chunk_cache.store.keys import PUBLIC, Place, place_of
 from ragboost.errors import RequestError, show
 
@@ -229,9 +229,7 @@ class EngineChunkRequest:
 
     def place(self, number: int) -> Place:
         """Return which KV of a chunk of this number the prompt prefers."""
-        if self.measure or make_policy(self.policy).reuses_plain:  # measured are those (eq. 10)
-            return "alone"
-        return place_of(number)
+        return "alone" if self.measure else place_of(number)  # measured are those (eq. 10)
 
 
 class _PlanFields(SelectionFields, ChunkFields):

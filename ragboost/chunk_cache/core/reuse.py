@@ -20,8 +20,8 @@ from ragboost.chunk_cache.model.plan import Observer
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.keys import Identity, PrefixDigests, place_of
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 
 
@@ -47,7 +47,7 @@ class ChunkReuse:
     def __init__(
         self,
         adapter: ModelAdapter,
-        store: KVStore,
+        store: TieredStore,
         *,
         identity: Identity | None = None,
         backend: str | None = "tiled",

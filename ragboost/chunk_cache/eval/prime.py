@@ -1,9 +1,8 @@
-"""Compute a chunk after its neighbours (FusionRAG eq. 10), and measure how that changes its KV."""
+"""Compute a chunk after its neighbours (FusionRAG eq. 10), and measure their influence."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.store.chunk import ChunkKV
 
@@ -16,15 +15,14 @@ def prime(
     neighbours: Sequence[Sequence[int]],
 ) -> ChunkKV:
     """Return a chunk's KV behind the system prompt and the plain KV of its neighbours, the most
-    similar last, which do not see each other. It is not stored; missing plain KV is. Has the
-    `influence` of the neighbours, and as `sensitivity` the relative change of its keys."""
+    similar last, which do not see each other, with their `influence`. It is not stored; missing
+    plain KV is."""
     own = reuse.plain(system, chunk)
     plain = [reuse.plain(system, tokens) for tokens in neighbours if tokens]
     if not plain:
         return own
     filled, kv = reuse.compute_behind(system, plain, own)
-    assert filled.measure is not None, "asked for"
-    return replace(kv, sensitivity=filled.measure.sensitivity, influence=filled.measure.influence)
+    return replace(kv, influence=filled.influence)
 
 
 def measure(
@@ -36,6 +34,5 @@ def measure(
 ) -> None:
     """Add the measurements of `prime` to a chunk's stored plain KV."""
     kv = prime(reuse, system, chunk, neighbours=neighbours)
-    if kv.sensitivity is not None and kv.influence is not None:
-        measures = ChunkMeasure(kv.sensitivity, kv.influence)
-        reuse.library.measure(reuse.library.key(chunk), measures)
+    if kv.influence is not None:
+        reuse.library.measure(reuse.library.key(chunk), kv.influence)

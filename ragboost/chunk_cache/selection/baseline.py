@@ -1,4 +1,4 @@
-"""Baselines: recompute everything, nothing, or a random choice."""
+"""Baselines: recompute everything or nothing."""
 
 import torch
 
@@ -24,13 +24,3 @@ class Full(_Constant):
 
 class Reuse(_Constant):
     """Full reuse: no token is recomputed, at any requested ratio."""
-
-
-class Random(SelectionPolicy):
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-
-    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
-        yield from ()
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(len(view.candidates), generator=generator).to(view.candidates.device)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ragboost.errors import ChunkCacheError
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Version of the meaning of stored KV; older KV has other keys and is not found."""
 
 PUBLIC = "public"

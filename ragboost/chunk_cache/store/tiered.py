@@ -1,4 +1,4 @@
-"""Chunk KV in host memory, on disk and in a remote store, as one `KVStore`. What is used often, or
+"""Chunk KV in host memory, on disk and in a remote store, as one map. What is used often, or
 dear for its size, stays in memory; all is written elsewhere in the background and comes back when a
 request needs it."""
 
@@ -22,10 +22,11 @@ CLOSE_S = 30.0
 
 
 class TieredStore:
-    """A `KVStore` of several places, safe to use from several threads; processes may share a
-    disk or a remote store. Without either, evicted KV is dropped. If it `waits`, `get` waits
-    until KV is loaded; in an engine nothing may wait: there `get` looks in memory, where
-    `prefetch` brings KV."""
+    """A bounded map from chunk keys to KV, safe to use from several threads; processes may share a
+    disk or a remote store. Without either, evicted KV is dropped. Nobody writes to stored tensors;
+    the result of `get` stays valid after an eviction. If it `waits`, `get` waits until KV is
+    loaded; in an engine nothing may wait: there `get` looks in memory, where `prefetch` brings
+    KV."""
 
     def __init__(
         self,
@@ -38,7 +39,8 @@ class TieredStore:
         waits: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.disk, self.knows_all = disk, remote is None
+        self.disk = disk
+        self.knows_all = remote is None  # what is not known to be stored need not be looked for
         self.speeds = speeds or Speeds()
         self._waits, self._clock = waits, clock
         self.memory = MemoryTier(
@@ -67,30 +69,37 @@ class TieredStore:
                 self._tiers.append(tier)
 
     def __contains__(self, key: str) -> bool:
+        """Return True if KV is known to be stored; that is no use of it."""
         return key in self.memory or any(key in tier for tier in self._tiers)
 
     @property
     def version(self) -> int:
+        """Number that changes whenever KV is added, replaced or removed."""
         return self.memory.version + sum(tier.version for tier in self._tiers)
 
     def get(self, key: str) -> ChunkKV | None:
+        """Return KV and mark it as used."""
         with self._lock:
             chunk = self._from_memory(key)
         return self._loads.load(key) if chunk is None and self._waits else chunk
 
     def origin(self, key: str) -> Origin | None:
+        """Return what stored KV has seen, the least where that is not known; None if none is known
+        to be stored. That is no use of it."""
         if (chunk := self._peek(key)) is not None:
             return chunk.origin
         found = (tier.origin(key) for tier in self._tiers)
         return next((origin for origin in found if origin is not None), None)
 
     def absence(self, keys: Sequence[str]) -> str:
+        """Return why none of these keys was found in memory: absent, loading or not_loaded."""
         if any(key in self._loads for key in keys):
             return "loading"
         return "not_loaded" if any(key in self for key in keys) else "absent"
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
-        """Store KV and note the speed of computing it. A broken file is replaced."""
+        """Store KV, unless the key has some, and note the speed of computing it; return False if
+        there is no room. A broken file is replaced."""
         if chunk.compute_s is not None:
             for tier in self._tiers:
                 tier.speeds.computed(len(chunk.tokens), chunk.compute_s)
@@ -103,6 +112,7 @@ class TieredStore:
         return is_kept or any(written)
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
+        """Replace the KV of an existing key everywhere; an absent key stays absent."""
         if key not in self:
             return
         with self._lock:
@@ -125,13 +135,15 @@ class TieredStore:
             self._to_pin.difference_update([*self._to_pin] if keys is None else keys)
 
     def prefetch(self, chunks: Mapping[str, int]) -> None:
-        """Start loading what is not in memory; until used it stays, `PIN_S` at most."""
+        """Start loading what is not in memory, by key with its tokens; until used it stays, `PIN_S`
+        at most."""
         with self._lock:
             self._loads.start(
                 {key: count for key, count in chunks.items() if not self._is_in_memory(key)}
             )
 
     def is_loading(self, keys: Sequence[str]) -> bool:
+        """Return True while one is on its way, and sooner there than computed."""
         return self._loads.is_awaited(keys)
 
     def is_on_its_way(self, key: str) -> bool:
@@ -168,6 +180,7 @@ class TieredStore:
         return [found, *(tier.stats() for tier in self._tiers)]
 
     def keep(self, key: str) -> bool:
+        """Never evict KV from memory; return False if it is not there, or too much is kept."""
         with self._lock:
             return self.memory.keep(key)
 
@@ -204,6 +217,7 @@ class TieredStore:
             tier.drain(until=until)
 
     def close(self) -> None:
+        """Write what is only in memory, as far as the places answer, and stop all threads."""
         until = self._clock() + CLOSE_S
         self.flush(until=until)
         for tier in self._tiers:

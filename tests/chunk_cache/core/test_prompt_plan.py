@@ -65,7 +65,7 @@ def measure(
 
 
 @pytest.mark.parametrize("page_size", [1, 5, 7, 16])
-@pytest.mark.parametrize("policy", ["epic", "a3", "gradual", "cachecraft", "hybrid-offline"])
+@pytest.mark.parametrize("policy", ["epic", "a3", "gradual", "cachecraft"])
 def test_an_aligned_plan_stops_at_a_page_and_its_tokens_add_up(
     adapter: ModelAdapter, page_size: int, policy: str
 ) -> None:

@@ -77,7 +77,7 @@ def test_cacheblend_scores_with_the_change_of_layer_1(
     torch.testing.assert_close(got[1], values, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["cacheblend", "cacheblend-v", "a3", "hybrid", "gradual"])
+@pytest.mark.parametrize("policy", ["cacheblend", "cacheblend-v", "a3", "gradual"])
 def test_a_policy_that_computes_layer_1_of_all_tokens_leaves_no_stale_kv_in_it(
     reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor], policy: str
 ) -> None:
@@ -141,27 +141,6 @@ def test_anchored_takes_the_heads_of_chunks_and_what_the_question_attends_to(
     assert len(chosen) == 12
     assert set(chosen) >= {26, 46, 66, *read[:3]}
     assert len(set(chosen) - {*heads, *range(28, 30), *range(48, 50), *range(68, 70)}) >= 3
-
-
-def test_random_depends_on_its_seed_alone(reuse: ChunkReuse) -> None:
-    def draw(seed: int) -> tuple[int, ...]:
-        policy = make_policy("random", seed=seed)
-        return reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy).selected
-
-    assert draw(1) == draw(1) != draw(2)
-
-
-def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid() -> None:
-    reuse = ChunkReuse(build_adapter(), TieredStore())
-    for number in range(4):
-        near = [CHUNKS[0], CHUNKS[1]] if number == 2 else [CHUNKS[number]]
-        measure(reuse, SYSTEM, CHUNKS[number], neighbours=near)
-    assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
-    assert assembly.sensitivity[26:86].gt(0).all()
-    result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="hybrid-offline", ratio=0.3)
-    view = view_of(reuse)
-    want = rank(at_once(view.mean_question_attention())[26:86]) + rank(assembly.sensitivity[26:86])
-    assert set(result.selected) == set((want.topk(18).indices + 26).tolist())
 
 
 @pytest.mark.parametrize("policy", sorted(MEASURED))

@@ -197,8 +197,7 @@ HOSTILE: dict[str, bytes] = {
     "too few layers": crafted(layers=[]),
     "too many layers": crafted(layers=[0] * 9),
     "layers that are texts": crafted(layers=["x"] * 3),
-    "a sensitivity of other tokens": crafted(sensitivity=[1.0]),
-    "a sensitivity that is nested": crafted(sensitivity=[[1.0]] * 6),
+    "a field of an older version": crafted(sensitivity=[1.0] * 6),
     "an influence of other tokens": crafted(
         influence={"context": [], "inter": [], "a": 1, "b": 1, "order": [9] * 6, "peak_order": []}
     ),

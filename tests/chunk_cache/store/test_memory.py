@@ -44,12 +44,12 @@ def test_what_was_given_out_stays_valid_after_an_eviction_and_a_replacement() ->
     held = store.get("a")
     assert held is not None
 
-    store.replace("a", replace(make_chunk(), sensitivity=torch.ones(4)))
+    store.replace("a", replace(make_chunk(), exact_after="other"))
     store.put("b", make_chunk())
     store.replace("a", make_chunk())
 
     assert "a" not in store
-    assert held.sensitivity is None
+    assert held.exact_after is None
     assert torch.equal(held.layers[0][0], torch.ones(1, 1, 4, 2))
 
 

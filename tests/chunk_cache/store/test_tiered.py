@@ -17,7 +17,6 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store import background, load_table
 from ragboost.chunk_cache.store import disk as disk_module
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.store.workers import Speeds
@@ -64,7 +63,7 @@ def slow_disk() -> Speeds:
 
 
 def test_kv_that_leaves_memory_comes_back_from_disk(disk: DiskTier) -> None:
-    store: KVStore = TieredStore(host_bytes=2 * SIZE, disk=disk)
+    store = TieredStore(host_bytes=2 * SIZE, disk=disk)
     assert isinstance(store, TieredStore)
     for number in range(6):
         assert store.put(str(number), make_chunk(number))

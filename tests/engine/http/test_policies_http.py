@@ -117,7 +117,7 @@ def test_a_corpus_is_stored_and_measured_by_the_command_and_reused_after_a_resta
     assert num_files == 4 + 3
 
     with serving(**settings) as url:
-        for policy in ("cachecraft", "hybrid-offline"):
+        for policy in ("cachecraft",):
             content = "\n\n".join([*(texts[n] for n in (2, 0, 1)), "What follows?"])
             spans = [[0, at, at + len(text)] for text in texts if (at := content.index(text)) >= 0]
             body = {
