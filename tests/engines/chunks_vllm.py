@@ -165,7 +165,7 @@ def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
 def check_prepared(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """KV computed behind neighbours (FusionRAG eq. 10) is kept, found, and that of `prime`."""
     library = scheduler_of(engine)._library
-    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore())
     primed = []
     for number, chunk in enumerate(prompts.chunks):
         others = [(number + step) % 5 for step in (1, 2)]

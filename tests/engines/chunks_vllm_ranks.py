@@ -68,7 +68,7 @@ def check_policies(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     order = [3, 1, 0]
     tokens, positions = prompts.prompt(order)
     learn_anew(engine, prompts)
-    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore())
     reuse.precompute(prompts.system, prompts.chunks)
     chunks = [prompts.chunks[number] for number in order]
     worst = {}

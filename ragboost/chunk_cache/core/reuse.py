@@ -14,7 +14,8 @@ from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_stored
 from ragboost.chunk_cache.core.request import EngineChunkRequest, TokenOrigins
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly, extract
-from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.attention.backend import AttentionBackend
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import Observer
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
@@ -23,6 +24,8 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity, PrefixDigests, place_of
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
+
+_TILED = TiledAttention()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,11 @@ class ChunkReuse:
         store: TieredStore,
         *,
         identity: Identity | None = None,
-        backend: str | None = "tiled",
+        backend: AttentionBackend | None = _TILED,
     ) -> None:
         self.adapter, self.store = adapter, store
         self.library = ChunkLibrary.of(adapter, store, identity=identity)
-        self.backend = make_backend(backend) if backend else None
+        self.backend = backend
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
         """Store the missing KV of the system prompt and of each chunk after it (FusionRAG eq. 5);

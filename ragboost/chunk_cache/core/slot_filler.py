@@ -17,7 +17,6 @@ from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel
 from ragboost.chunk_cache.model.pace import Pace, advance
 from ragboost.chunk_cache.model.request_cache import RequestLayer
@@ -36,7 +35,7 @@ class SlotFiller(ABC):
         self.library = ChunkLibrary.of(
             model, settings.make_store(), has_public=bool(settings.public_key)
         )
-        self.backend = make_backend(settings.backend)
+        self.backend = settings.backend
         # Ranks must decide alike, and their clocks differ: they fill whatever is stored.
         is_weighed = settings.fill == "faster" and model.ranks.size == 1
         self.speed = FillSpeed() if is_weighed else None

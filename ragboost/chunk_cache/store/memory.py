@@ -1,10 +1,9 @@
-"""Chunk KV in host memory, bounded in bytes, with an eviction policy. Does not know where KV comes
-from or goes to."""
+"""Chunk KV in host memory, bounded in bytes. Does not know where KV comes from or goes to."""
 
 from collections import Counter
 from collections.abc import Callable
 
-from ragboost.chunk_cache.eviction import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction import Heat, Use
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import PUBLIC, owner_of, owner_prefix
 from ragboost.errors import ChunkCacheError
@@ -23,7 +22,6 @@ class MemoryTier:
         self,
         *,
         capacity_bytes: int,
-        policy: EvictionPolicy,
         clock: Callable[[], float],
         on_evict: Callable[[str, ChunkKV], None],
     ) -> None:
@@ -35,7 +33,7 @@ class MemoryTier:
         self.num_evicted = 0
         self.kept_bytes = Counter[str]()  # by owner, of KV that is never evicted
         self._kept: dict[str, dict[str, None]] = {}  # its keys by owner, oldest first
-        self._policy, self._clock, self._on_evict = policy, clock, on_evict
+        self._policy, self._clock, self._on_evict = Heat(), clock, on_evict
         self._chunks: dict[str, ChunkKV] = {}
         self._pinned_until: dict[str, float] = {}
 
@@ -129,14 +127,6 @@ class MemoryTier:
             self.remove(key)
 
     def close(self) -> None: ...
-
-    def check_integrity(self) -> None:
-        total = sum(chunk.size_bytes for chunk in self._chunks.values())
-        if total != self.size_bytes or total > self.capacity_bytes:
-            raise ChunkCacheError(
-                f"chunks hold {total} bytes, recorded are {self.size_bytes} of at most "
-                f"{self.capacity_bytes}"
-            )
 
     def _victims(self, size: int, *, keep: str) -> list[str] | None:
         """Return the keys to evict for `size` bytes; None if pinned KV prevents it."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from ragboost.chunk_cache.eviction import Heat
 from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES, BackgroundTier
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
@@ -43,9 +42,7 @@ class TieredStore:
         self.knows_all = remote is None  # what is not known to be stored need not be looked for
         self.speeds = speeds or Speeds()
         self._waits, self._clock = waits, clock
-        self.memory = MemoryTier(
-            capacity_bytes=host_bytes, policy=Heat(), clock=clock, on_evict=self._demote
-        )
+        self.memory = MemoryTier(capacity_bytes=host_bytes, clock=clock, on_evict=self._demote)
         self._lock = threading.RLock()
         self._loads = LoadTable(self._lock, keep=self._keep_loaded, clock=clock)
         self._tiers = self._loads.tiers
@@ -222,10 +219,6 @@ class TieredStore:
         self.flush(until=until)
         for tier in self._tiers:
             tier.close(until=until)
-
-    def check_integrity(self) -> None:
-        with self._lock:
-            self.memory.check_integrity()
 
     def _is_in_memory(self, key: str) -> bool:
         return key in self.memory or any(tier.unwritten(key) is not None for tier in self._tiers)

@@ -65,8 +65,8 @@ def test_attention_that_was_replaced_is_noticed_and_can_be_installed_again() -> 
     assert self_test(adapter).full_error < 1e-6
 
 
-@pytest.mark.parametrize("backend", [None, "tiled"])
-def test_the_embedded_engine_and_reuse_share_a_model(backend: str | None) -> None:
+@pytest.mark.parametrize("backend", [None, TiledAttention()])
+def test_the_embedded_engine_and_reuse_share_a_model(backend: TiledAttention | None) -> None:
     model = build_model("qwen3-qk-norm")
     system, chunks, question = make_prompt()
     tokens = [*system, *flat(chunks), *question]

@@ -7,6 +7,7 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -47,10 +48,10 @@ def test_computing_every_token_is_bit_identical_to_the_ordinary_forward(family: 
     assert result.counts.computed == len(tokens) == result.num_publishable
 
 
-@pytest.mark.parametrize("backend", [None, "tiled"])
+@pytest.mark.parametrize("backend", [None, TiledAttention()])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ratio_1_over_a_stored_system_prompt_equals_the_ordinary_forward(
-    family: str, backend: str | None
+    family: str, backend: TiledAttention | None
 ) -> None:
     adapter = build_adapter(family)
     system, chunks, question = make_prompt()

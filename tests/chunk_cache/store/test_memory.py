@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
+from tests.integrity import check_store
 
 
 def make_chunk(num_tokens: int = 4) -> ChunkKV:
@@ -26,7 +27,7 @@ def test_the_least_recently_used_chunk_goes_first() -> None:
     store.put("c", make_chunk())
 
     assert ("a" in store, "b" in store, "c" in store) == (True, False, True)
-    store.check_integrity()
+    check_store(store)
 
 
 def test_a_chunk_larger_than_the_store_is_not_kept_and_evicts_nothing() -> None:
@@ -70,9 +71,9 @@ def test_the_books_add_up_after_anything(steps: list[tuple[str, int, bool]]) -> 
             store.put(key, make_chunk(size))
         else:
             store.get(key)
-        store.check_integrity()
+        check_store(store)
     store.clear()
-    store.check_integrity()
+    check_store(store)
     assert len(store.memory) == 0
 
 

@@ -28,6 +28,7 @@ from tests.chunk_cache.store.places import Place
 from tests.chunk_cache.vllm.test_worker import filler
 from tests.eventually import DEADLINE_S
 from tests.fakes.virtual_threads import VirtualThreads
+from tests.integrity import check_store
 
 __all__ = ["filler"]
 
@@ -224,7 +225,7 @@ class World:
             rank.filled.clear()
             rank.failed_requests.clear()
             rank.failed_blocks.clear()
-            rank.library.store.check_integrity()
+            check_store(rank.library.store)
 
     def ask_for_all(self) -> int:
         """Ask for one chunk after the other; return the hits."""

@@ -20,6 +20,7 @@ from ragboost.engine.runtime.request import EngineRequest, SamplingParams
 from tests.chunk_cache.prompts import stored_kv
 from tests.engine.submitting import Parts, Request, running
 from tests.eventually import eventually
+from tests.integrity import check_store
 
 STEP = 64
 SETTINGS = EngineSettings(
@@ -315,7 +316,7 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
     assert engine.chunk_filler is not None
     store = engine.chunk_filler.reuse.store
     assert isinstance(store, TieredStore)
-    store.check_integrity()
+    check_store(store)
     assert store.memory.size_bytes <= 110 * bytes_per_token
     sources = Request(engine, parts_of([3, 2, 1], question=3), reuse=approx()).sources()
     assert sum(sources) == 152

@@ -16,6 +16,7 @@ from research.craft.reuse import CraftPrefill, CraftReuse
 from research.craft.variants import Variants
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 from tests.chunk_cache.reference import ordinary
+from tests.integrity import check_store
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 A, B, C, D = CHUNKS
@@ -149,7 +150,7 @@ def test_dropped_versions_take_their_kv_with_them(adapter: ModelAdapter) -> None
         craft.prefill(SYSTEM, order, QUESTION)
     assert len(variants) == 2
     assert len(store.memory) == 3  # the system prompt, and two versions
-    store.check_integrity()
+    check_store(store)
 
 
 def test_stopping_early_saves_rows_and_never_publishes_what_was_left_as_it_was() -> None:
