@@ -105,7 +105,7 @@ class ChunkLibrary:
     def key(self, tokens: Sequence[int], *, tenant: str = "") -> str:
         """Return the key of a chunk, which is that of its KV behind a prompt's beginning."""
         identity = replace(self.identity, salt=tenant) if tenant else self.identity
-        return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
+        return chunk_key(identity, regime=self.regime, tokens=tokens)
 
     def keys_to_load(self, key: str, place: Place = "behind") -> list[str]:
         """Return the key of the preferred KV of a chunk that is known to be stored; all, if none is

@@ -7,17 +7,13 @@ from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
 from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.chunk_cache.store.influence import Order, chunk_name
+from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.errors import ChunkCacheError
 
 
 class CacheCraft(SelectionPolicy):
     """Selection of the k-th token of a chunk's order once alpha x CCI x (1 - beta') x length
-    exceeds k, from 0. `literal`: eq. 11 as printed."""
-
-    def __init__(self, *, order: Order = "mass", literal: bool = False) -> None:
-        self.order: Order = order
-        self.literal = literal
+    exceeds k, from 0."""
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         yield from ()
@@ -33,8 +29,8 @@ class CacheCraft(SelectionPolicy):
             order, weight = torch.arange(length), 0.0
             if influence is not None:  # else it has no candidates
                 overlap = influence.overlap(prefix)
-                weight = influence.impact(literal=self.literal) * (1.0 - overlap)
-                order = torch.tensor(influence.tokens(self.order), dtype=torch.long)
+                weight = influence.impact() * (1.0 - overlap)
+                order = torch.tensor(influence.order, dtype=torch.long)
             place = torch.empty(length, dtype=torch.float64)
             place[order] = torch.arange(length, dtype=torch.float64)
             # A chunk without weight comes after all others, in its own order.

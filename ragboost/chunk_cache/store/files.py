@@ -93,10 +93,8 @@ class _ChunkFields(BaseModel):
         if self.base + count > self.length or self.length > _MAX_LENGTH:
             return f"{count} tokens from {self.base} on in a prompt of {self.length}"
         if (influence := self.influence) is not None:
-            orders = [influence.order, *([influence.peak_order] if influence.peak_order else [])]
-            if len(influence.context) != len(influence.inter) or any(
-                sorted(order) != list(range(count)) for order in orders
-            ):
+            is_whole = sorted(influence.order) == list(range(count))
+            if len(influence.context) != len(influence.inter) or not is_whole:
                 return "an influence of other chunks or tokens"
         found = {
             name: (list(shape), dtype.removeprefix("torch."))

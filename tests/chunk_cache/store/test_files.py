@@ -199,10 +199,10 @@ HOSTILE: dict[str, bytes] = {
     "layers that are texts": crafted(layers=["x"] * 3),
     "a field of an older version": crafted(sensitivity=[1.0] * 6),
     "an influence of other tokens": crafted(
-        influence={"context": [], "inter": [], "a": 1, "b": 1, "order": [9] * 6, "peak_order": []}
+        influence={"context": [], "inter": [], "a": 1, "b": 1, "order": [9] * 6}
     ),
     "an influence of a negative token": crafted(
-        influence={"context": [], "inter": [], "a": 1, "b": 1, "order": [-1] * 6, "peak_order": []}
+        influence={"context": [], "inter": [], "a": 1, "b": 1, "order": [-1] * 6}
     ),
     "an influence of anything": crafted(influence={"__class__": "x"}),
     "a time that is a text": crafted(compute_s="soon"),

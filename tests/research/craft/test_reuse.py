@@ -1,7 +1,6 @@
 """Requests leave versions of their chunks behind; later ones take the best and fix what changed."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import pytest
 import torch
@@ -202,11 +201,7 @@ def test_requests_may_run_at_a_time(craft: CraftReuse) -> None:
     craft.variants.check_integrity()
 
 
-@pytest.mark.parametrize("order", ["mass", "peak"])
-def test_the_policy_by_ratio_is_a_plan_with_the_alpha_that_fits(
-    craft: CraftReuse, order: Literal["mass", "peak"]
-) -> None:
-    craft.order = order
+def test_the_policy_by_ratio_is_a_plan_with_the_alpha_that_fits(craft: CraftReuse) -> None:
     for before in ([D, C, B, A], [C, D, A, B]):
         craft.prefill(SYSTEM, before, QUESTION)
     for alpha in (0.3, 1.0, 2.0, 4.0):
@@ -217,7 +212,7 @@ def test_the_policy_by_ratio_is_a_plan_with_the_alpha_that_fits(
             SYSTEM,
             [A, C, B, D],
             QUESTION,
-            policy=make_policy("cachecraft", order=order),
+            policy=make_policy("cachecraft"),
             ratio=plan.recompute_ratio,
             stored=stored,
         )
