@@ -57,8 +57,8 @@ def measure(
         assert isinstance(aligned, PromptPlan)
         assert aligned.stop < plan.stop
         filled = at_once(fill_steps(adapter, aligned, prefix=None, backend=None))
-        assert filled.measure is not None
-        library.measure(keys[len(chunks) - 1], filled.measure)
+        assert filled.influence is not None
+        library.measure(keys[len(chunks) - 1], filled.influence)
         stored = library.find(keys[len(chunks) - 1], turned[-1])
         assert stored is not None
         assert stored.influence is not None
