@@ -21,7 +21,6 @@ from ragboost.chunk_cache.core.request import EngineChunkRequest, ReuseDefaults
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
 from ragboost.chunk_cache.eval.full_answer import FullAnswer
-from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.selection import MEASURED
 from ragboost.chunk_cache.store.keys import Identity
@@ -92,7 +91,7 @@ class ArmRunner:
         """
         reuse, tokens, chunks = self._begin(case, arms)
         if any(policy in MEASURED for policy, _ in arms):
-            self._measure(reuse, tokens, chunks)
+            self._reuse.measure(tokens, chunks)
         outcomes: list[Outcome] = []
         names = {policy.partition("@")[2] for policy, _ in arms}
         stores = {name: self._behind(reuse, name, tokens, chunks) for name in names | {""}}
@@ -129,7 +128,7 @@ class ArmRunner:
         earlier = case.earlier
         tokens, chunks = self.prompt(case.question, case.documents, case.history, earlier=earlier)
         if self._stored == "primed":
-            self._prime(reuse, tokens, chunks)
+            self._reuse.prime(tokens, chunks)
         return reuse, tokens, chunks
 
     def _empty_store(self) -> ChunkReuse:
@@ -199,7 +198,7 @@ class ArmRunner:
     ) -> None:
         """Measure each chunk behind others of its prompt, the policies' best case."""
         for text, others in _with_neighbours(tokens, chunks):
-            measure(reuse, tokens[: chunks[0][0]], text, neighbours=others)
+            reuse.measure(tokens[: chunks[0][0]], text, neighbours=others)
 
     def _prime(
         self, reuse: ChunkReuse, tokens: Sequence[int], chunks: Sequence[tuple[int, int]]
@@ -207,7 +206,7 @@ class ArmRunner:
         """Store each chunk as computed behind others of its prompt (FusionRAG eq. 10, best case),
         but for the first, which is exact alone."""
         for text, others in _with_neighbours(tokens, chunks)[1:]:
-            kv = prime(reuse, tokens[: chunks[0][0]], text, neighbours=others)
+            kv = reuse.prime(tokens[: chunks[0][0]], text, neighbours=others)
             key = reuse.library.slot(reuse.library.key(text), is_first=False)
             reuse.library.add(key, kv, is_first=False)
 

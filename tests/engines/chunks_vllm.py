@@ -10,7 +10,6 @@ import torch
 
 from ragboost.chunk_cache.core.fill_budget import StepBudget
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.eval.prime import prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -171,7 +170,7 @@ def check_prepared(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
         others = [(number + step) % 5 for step in (1, 2)]
         engine.run(*prompts.prompt([*others, number]), measure=True)
         neighbours = [prompts.chunks[other] for other in others]
-        primed.append(prime(reuse, prompts.system, chunk, neighbours=neighbours))
+        primed.append(reuse.prime(prompts.system, chunk, neighbours=neighbours))
     order = (1, 2, 0, 4, 3)  # the first chunk is exact here, and is found as it was alone
     chunks = [prompts.chunks[number] for number in order]
     stored = [reuse.plain(prompts.system, chunks[0]), *(primed[number] for number in order[1:])]

@@ -1,12 +1,12 @@
 """Fill the KV of a prompt from stored chunks, with the selected tokens recomputed. The engine takes
 it for its own up to `PromptPlan.stop`. Does not know how an engine lays out its cache."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.measure import largest_error, measure_last_chunk
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import EngineChunkRequest, TokenOrigins
 from ragboost.chunk_cache.model.assemble import Assembly, ChunkSpan, TokenSource, assemble, extract
@@ -17,6 +17,7 @@ from ragboost.chunk_cache.model.ranks import together
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.influence import Influence
@@ -143,6 +144,20 @@ def assemble_plan(
     )
 
 
+def measure_last_chunk(
+    model: ReusableModel, assembly: Assembly, *, backend: AttentionBackend | None
+) -> Influence:
+    """Compute the last chunk over the KV of all before it, in place of its own (Cache-Craft eq. 9,
+    10; FusionRAG eq. 10)."""
+    number = len(assembly.chunks) - 1
+    start, stop = assembly.chunks[number]
+    observer = InfluenceObserver(assembly.tokens, assembly.chunks, watched=[number])
+    rows = torch.arange(start, stop, device=model.device)
+    plan = ForwardPlan(rows, backend=backend, observe=observer)
+    model.forward(assembly.tokens[start:stop], assembly.cache, plan=plan)
+    return observer.influences()[number]
+
+
 def keep_measured(
     model: ReusableModel, library: ChunkLibrary, plan: PromptPlan, filled: FilledPrompt
 ) -> None:
@@ -154,6 +169,14 @@ def keep_measured(
     kv = extract(model, filled.cache, plan.tokens, start=start, stop=stop, is_exact=False)
     kv = replace(kv.to(torch.device("cpu")), influence=filled.influence)
     library.measure(key, filled.influence, behind=kv)
+
+
+def largest_error(got: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    errors = [
+        (tensor.float() - other.float()).abs().max() / other.float().abs().max()
+        for tensor, other in zip(got, expected, strict=True)
+    ]
+    return float(torch.stack(errors).max())  # not a number if one is
 
 
 def filled_error(

@@ -92,11 +92,17 @@ class ChunkReuse:
             torch.cuda.synchronize(self.adapter.device)
         return replace(kv, compute_s=time.perf_counter() - begin)
 
-    def compute_behind(
-        self, system: Sequence[int], neighbours: Sequence[ChunkKV], own: ChunkKV
-    ) -> tuple[FilledPrompt, ChunkKV]:
-        """Compute a chunk after the stored KV of its neighbours, and measure it there."""
-        stored = [*neighbours, own]
+    def prime(
+        self, system: Sequence[int], chunk: Sequence[int], *, neighbours: Sequence[Sequence[int]]
+    ) -> ChunkKV:
+        """Return a chunk's KV behind the system prompt and the plain KV of its neighbours, the most
+        similar last, which do not see each other (FusionRAG eq. 10), with their `influence`. It is
+        not stored; missing plain KV is."""
+        own = self.plain(system, chunk)
+        stored = [self.plain(system, tokens) for tokens in neighbours if tokens]
+        if not stored:
+            return own
+        stored.append(own)
         tokens, chunks = _join(system, [kv.tokens for kv in stored])
         before = self.library.find_beginning(tokens, len(system))
         plan = self._plan(tokens, chunks, stored, prefix_tokens=len(system) if before else 0)
@@ -104,7 +110,16 @@ class ChunkReuse:
         filled = at_once(fill_steps(self.adapter, plan, prefix=before, backend=self.backend))
         start, stop = chunks[-1]
         is_exact = plan.approximate is None or plan.approximate >= start
-        return filled, self.extract(filled.cache, tokens, start, stop, is_exact=is_exact)
+        kv = self.extract(filled.cache, tokens, start, stop, is_exact=is_exact)
+        return replace(kv, influence=filled.influence)
+
+    def measure(
+        self, system: Sequence[int], chunk: Sequence[int], *, neighbours: Sequence[Sequence[int]]
+    ) -> None:
+        """Add the influence of neighbours to a chunk's stored plain KV."""
+        influence = self.prime(system, chunk, neighbours=neighbours).influence
+        if influence is not None:
+            self.library.measure(self.library.key(chunk), influence)
 
     def prefill(
         self,

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.core.fill import filled_error
-from ragboost.chunk_cache.core.measure import largest_error
+from ragboost.chunk_cache.core.fill import filled_error, largest_error
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.slot_filler import SlotFiller
 from ragboost.chunk_cache.model.adapter import ModelAdapter

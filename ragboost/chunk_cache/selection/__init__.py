@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from ragboost.chunk_cache.selection.policy import SelectionPolicy
 
 POLICIES = {
-    "full": "baseline:Full",
-    "reuse": "baseline:Reuse",
+    "full": "policy:Full",
+    "reuse": "policy:Reuse",
     "epic": "reused:Epic",
     "cacheblend": "fresh:CacheBlend",
     "cacheblend-v": "fresh:CacheBlendValues",
@@ -22,7 +22,7 @@ POLICIES = {
     "gradual": "fresh:Gradual",
 }
 MEASURED = frozenset({"cachecraft"})
-"""Policies that need measurements stored with each chunk, see `eval.prime`."""
+"""Policies that need measurements stored with each chunk, see `ChunkReuse.measure`."""
 DEFAULT_POLICY = "anchored"
 DEFAULT_RATIO = 0.15
 

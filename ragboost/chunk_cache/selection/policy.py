@@ -45,6 +45,25 @@ class SelectionPolicy(ABC):
         return budget(self.ratio(asked), len(assembly.candidates))
 
 
+class _Constant(SelectionPolicy):
+    _ratio = 0.0
+
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
+        return torch.zeros(len(view.candidates), device=view.candidates.device)
+
+    def ratio(self, asked: float) -> float:
+        return self._ratio
+
+
+class Full(_Constant):
+    _ratio = 1.0
+
+
+class Reuse(_Constant):
+    """Full reuse: no token is recomputed, at any requested ratio."""
+
+
 def budget(ratio: float, num_candidates: int) -> int:
     if not 0.0 <= ratio <= 1.0:
         raise ChunkCacheError(f"recompute ratio must be in [0, 1], got {ratio}")

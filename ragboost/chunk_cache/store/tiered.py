@@ -10,10 +10,9 @@ from functools import partial
 
 from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES, BackgroundTier
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
-from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.load_table import LoadTable
-from ragboost.chunk_cache.store.memory import MemoryTier
+from ragboost.chunk_cache.store.memory import ChunkTier, MemoryTier, TierStats
 from ragboost.chunk_cache.store.workers import Speeds
 
 CLOSE_S = 30.0

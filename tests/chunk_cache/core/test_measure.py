@@ -7,7 +7,6 @@ import pytest
 from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.eval.prime import prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.store.influence import chunk_name
@@ -27,9 +26,8 @@ def test_a_chunk_is_measured_behind_its_neighbours_as_offline(adapter: ModelAdap
     library = make_library(adapter)
     learn(library, adapter, system, chunks)
     *neighbours, chunk = chunks
-    wanted = prime(
-        ChunkReuse(adapter, TieredStore(), backend=None), system, chunk, neighbours=neighbours
-    )
+    alone = ChunkReuse(adapter, TieredStore(), backend=None)
+    wanted = alone.prime(system, chunk, neighbours=neighbours)
 
     request, tokens = make_request(system, chunks, question, measure=True)
     keys = find_chunks(request, tokens, library)
@@ -61,7 +59,7 @@ def test_kv_behind_neighbours_is_kept_and_preferred(
     learn(library, adapter, system, chunks)
     *neighbours, chunk = chunks
     reuse = ChunkReuse(adapter, TieredStore(), backend=None)
-    primed = prime(reuse, system, chunk, neighbours=neighbours)
+    primed = reuse.prime(system, chunk, neighbours=neighbours)
     assert primed.influence is not None
 
     key = library.key(chunk)

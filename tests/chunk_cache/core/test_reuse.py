@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
-from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
@@ -54,7 +53,7 @@ def test_the_counts_add_up_to_the_prompt_for_every_policy(reuse: ChunkReuse, pol
     reuse.precompute(system, chunks[:3])
     if policy in MEASURED:
         for chunk in chunks[:3]:
-            measure(reuse, system, chunk, neighbours=chunks[1:3])
+            reuse.measure(system, chunk, neighbours=chunks[1:3])
 
     result = reuse.prefill(system, chunks, question, policy=policy, ratio=0.25)
 

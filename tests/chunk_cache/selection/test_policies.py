@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly
 from ragboost.chunk_cache.model.pace import at_once
@@ -146,7 +145,7 @@ def test_anchored_takes_the_heads_of_chunks_and_what_the_question_attends_to(
 @pytest.mark.parametrize("policy", sorted(MEASURED))
 def test_a_policy_without_the_measurements_that_it_needs_is_refused(policy: str) -> None:
     reuse = ChunkReuse(build_adapter(), TieredStore())
-    measure(reuse, SYSTEM, CHUNKS[1], neighbours=[CHUNKS[0]])
+    reuse.measure(SYSTEM, CHUNKS[1], neighbours=[CHUNKS[0]])
     reuse.precompute(SYSTEM, CHUNKS[:3])
     named = f"the policy {policy} needs .* chunk 2 was stored without it"
     with pytest.raises(ChunkCacheError, match=named):

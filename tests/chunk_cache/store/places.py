@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import ChunkTier
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.memory import MemoryTier
+from ragboost.chunk_cache.store.memory import ChunkTier, MemoryTier
 from ragboost.chunk_cache.store.remote import join_remote
 from ragboost.errors import StoreUnavailableError
 from tests.fakes import mooncake

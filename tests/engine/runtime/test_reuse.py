@@ -8,7 +8,6 @@ import torch
 
 from ragboost.chunk_cache.core.request import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
@@ -144,8 +143,7 @@ def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, p
     assert engine.chunk_filler is not None
     for number in (1, 2, 3):
         if policy in MEASURED:
-            measure(
-                engine.chunk_filler.reuse,
+            engine.chunk_filler.reuse.measure(
                 SYSTEM,
                 chunk(number),
                 neighbours=[chunk(number % 3 + 1)],

@@ -5,7 +5,6 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.store.influence import chunk_name
@@ -49,7 +48,7 @@ def after(reuse: ChunkReuse, parts: list[list[int]], chunk: list[int]) -> Dynami
 def test_a_primed_chunk_is_what_a_forward_over_its_neighbours_plain_kv_gives(
     reuse: ChunkReuse,
 ) -> None:
-    kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
+    kv = reuse.prime(SYSTEM, A, neighbours=[C, B])
     want = after(reuse, [C, B], A)
     assert (kv.base, kv.tokens) == (len(SYSTEM) + 40, tuple(A))
     for (keys, values), layer in zip(kv.layers, want.layers, strict=True):
@@ -62,7 +61,7 @@ def test_a_primed_chunk_is_what_a_forward_over_its_neighbours_plain_kv_gives(
 
 def test_one_neighbour_makes_kv_that_is_exact_behind_it(reuse: ChunkReuse) -> None:
     reuse.precompute(SYSTEM, [B])
-    kv = prime(reuse, SYSTEM, A, neighbours=[B])
+    kv = reuse.prime(SYSTEM, A, neighbours=[B])
     behind = reuse.assemble(SYSTEM, [B, A], QUESTION, stored=[stored_kv(reuse, B), kv])
     elsewhere = reuse.assemble(SYSTEM, [C, A], QUESTION, stored=[None, kv])
     assert behind.source[:46].eq(TokenSource.EXACT).all()
@@ -70,7 +69,7 @@ def test_one_neighbour_makes_kv_that_is_exact_behind_it(reuse: ChunkReuse) -> No
 
 
 def test_a_primed_chunk_is_not_exact_where_its_plain_kv_would_be(reuse: ChunkReuse) -> None:
-    kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
+    kv = reuse.prime(SYSTEM, A, neighbours=[C, B])
     reuse.precompute(SYSTEM, [])
     assembly = reuse.assemble(SYSTEM, [A], QUESTION, stored=[kv])
     assert assembly.source[6:26].eq(TokenSource.APPROXIMATE).all()
@@ -80,7 +79,7 @@ def test_a_primed_chunk_is_not_exact_where_its_plain_kv_would_be(reuse: ChunkReu
 
 
 def test_no_neighbours_is_plain_kv(reuse: ChunkReuse) -> None:
-    kv = prime(reuse, SYSTEM, A, neighbours=[[]])
+    kv = reuse.prime(SYSTEM, A, neighbours=[[]])
     assert kv is stored_kv(reuse, A)
     assert kv.exact_after is not None
 
@@ -88,7 +87,7 @@ def test_no_neighbours_is_plain_kv(reuse: ChunkReuse) -> None:
 def test_measuring_leaves_the_kv_plain(reuse: ChunkReuse) -> None:
     reuse.precompute(SYSTEM, CHUNKS)
     before = stored_kv(reuse, A)
-    measure(reuse, SYSTEM, A, neighbours=[C, B])
+    reuse.measure(SYSTEM, A, neighbours=[C, B])
     now = stored_kv(reuse, A)
     assert before is not None
     assert now is not None
@@ -103,7 +102,7 @@ def test_prepared_kv_is_preferred_and_plain_kv_serves_where_it_is_gone(
     adapter: ModelAdapter,
 ) -> None:
     reuse = ChunkReuse(adapter, TieredStore())
-    kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
+    kv = reuse.prime(SYSTEM, A, neighbours=[C, B])
     plain = stored_kv(reuse, A)
     key = behind_key(reuse.library.key(A))
     assert reuse.store.put(key, kv)
