@@ -19,6 +19,7 @@ from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.prompt_plan import find_chunks, plan_prompt, plan_stored
 from ragboost.chunk_cache.core.request import EngineChunkRequest, ReuseDefaults
 from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
 from ragboost.chunk_cache.eval.full_answer import FullAnswer
 from ragboost.chunk_cache.model.pace import at_once
@@ -190,8 +191,13 @@ class ArmRunner:
             draw.shuffle(documents)
             tokens, chunks = self.prompt(STORING, documents)
             cache = self._fill(reuse, tokens, chunks, FULL).cache
-            start, end = chunks[0][0] if chunks else 0, len(tokens)
-            reuse.keep(cache, tokens, chunks, num_system=start, num_exact=end)
+            asked = ReusingRequest.begin(
+                "", EngineChunkRequest(tuple(chunks)), tokens, namespace=(), library=reuse.library
+            )
+            captured = asked.take_captures(
+                reuse.library, pass_start=0, num_computed=len(tokens), exact_stop=None
+            )
+            reuse.take(cache, tokens, captured)
 
     def _measure(
         self, reuse: ChunkReuse, tokens: Sequence[int], chunks: Sequence[tuple[int, int]]

@@ -19,7 +19,14 @@ from ragboost.chunk_cache.store.influence import Influence
 from ragboost.chunk_cache.store.keys import Identity, behind_key, keys_of
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
-from tests.chunk_cache.prompts import IDENTITY, exact_prefix, learn, make_library, make_request
+from tests.chunk_cache.prompts import (
+    IDENTITY,
+    exact_prefix,
+    learn,
+    make_library,
+    make_request,
+    take,
+)
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.eventually import eventually
 
@@ -218,5 +225,6 @@ def test_a_corpus_is_computed_alone_also_where_requests_left_it_behind_others(
 ) -> None:
     system, chunks, question = make_prompt()
     reuse = ChunkReuse(adapter, TieredStore(), identity=IDENTITY, backend=None)
-    reuse.prefill(system, chunks, question, keep=True)
+    result = reuse.prefill(system, chunks, question)
+    take(reuse, result, system, chunks, question)
     assert reuse.precompute(system, chunks) == len(chunks) - 1
