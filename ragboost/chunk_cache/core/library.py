@@ -134,14 +134,12 @@ class ChunkLibrary:
         if not is_found:
             self.misses[self.store.absence(keys)] += 1
 
-    def find_beginning(
-        self, tokens: Sequence[int], stop: int, *, tenant: str = ""
-    ) -> ChunkKV | None:
+    def find_beginning(self, tokens: Sequence[int], stop: int) -> ChunkKV | None:
         """Return stored KV that is exact for the tokens [0, stop) of a prompt."""
         if not stop:
             return None
         beginning = tokens[:stop]
-        kv = self.find(self.key(beginning, tenant=tenant), beginning, "alone")
+        kv = self.find(self.key(beginning), beginning, "alone")
         is_usable = kv is not None and is_exact(
             kv, PrefixDigests([]), 0, regime=self.regime_at(len(tokens))
         )

@@ -218,10 +218,6 @@ class EngineChunkRequest:
     is_public: bool = False  # store the only chunk for all tenants, if it is computed exactly
 
     @property
-    def beginning(self) -> int:
-        return self.chunks[0][0] if self.chunks else 0
-
-    @property
     def reuse_start(self) -> int | None:
         """First token that approximate KV may fill; None: no token."""
         number = self.exact_chunks
