@@ -111,8 +111,8 @@ def test_a_file_under_another_key_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "chunk"
-    path.write_bytes(WHOLE.replace(b'"version":"1.2"', b'"version":"9.2"'))
-    with pytest.raises(ChunkCacheError, match=r"it has format ragboost-chunk-kv 9\.2"):
+    path.write_bytes(WHOLE.replace(b'"version":"1.3"', b'"version":"9.3"'))
+    with pytest.raises(ChunkCacheError, match=r"it has format ragboost-chunk-kv 9\.3"):
         read(path)
     save_file({"weights": torch.ones(3)}, path)
     with pytest.raises(ChunkCacheError, match="its header cannot be read"):

@@ -191,7 +191,7 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine:
     assert engine.chunk_filler is not None
     engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 5)])
     orders = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3], [3, 3, 1], [2, 5, 1, 4], [4, 1]]
-    policies = ["gradual", "anchored", "epic", "a3", "mean-layers"]
+    policies = ["gradual", "anchored", "epic", "a3", "cacheblend", "mean-layers"]
 
     def start(number: int) -> Request:
         how = approx(policies[number], 0.3) if number != 3 else None
