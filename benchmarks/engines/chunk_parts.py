@@ -80,7 +80,7 @@ def equality(kind: Kind, args: argparse.Namespace) -> Json:
     differences: dict[str, dict[str, float]] = {}
     with kind.make(SMALL, **kind.small) as engine:
         engine.learn(prompts)
-        reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
+        reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore())
         reuse.precompute(prompts.system, prompts.chunks)
         for policy in POLICIES:
             for ratio in RATIOS:

@@ -19,9 +19,9 @@ from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.prompt_plan import find_chunks, plan_prompt, plan_stored
 from ragboost.chunk_cache.core.request import EngineChunkRequest, ReuseDefaults
 from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
 from ragboost.chunk_cache.eval.full_answer import FullAnswer
-from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.selection import MEASURED
 from ragboost.chunk_cache.store.keys import Identity
@@ -92,7 +92,7 @@ class ArmRunner:
         """
         reuse, tokens, chunks = self._begin(case, arms)
         if any(policy in MEASURED for policy, _ in arms):
-            self._measure(reuse, tokens, chunks)
+            self._reuse.measure(tokens, chunks)
         outcomes: list[Outcome] = []
         names = {policy.partition("@")[2] for policy, _ in arms}
         stores = {name: self._behind(reuse, name, tokens, chunks) for name in names | {""}}
@@ -129,7 +129,7 @@ class ArmRunner:
         earlier = case.earlier
         tokens, chunks = self.prompt(case.question, case.documents, case.history, earlier=earlier)
         if self._stored == "primed":
-            self._prime(reuse, tokens, chunks)
+            self._reuse.prime(tokens, chunks)
         return reuse, tokens, chunks
 
     def _empty_store(self) -> ChunkReuse:
@@ -191,15 +191,20 @@ class ArmRunner:
             draw.shuffle(documents)
             tokens, chunks = self.prompt(STORING, documents)
             cache = self._fill(reuse, tokens, chunks, FULL).cache
-            start, end = chunks[0][0] if chunks else 0, len(tokens)
-            reuse.keep(cache, tokens, chunks, num_system=start, num_exact=end)
+            asked = ReusingRequest.begin(
+                "", EngineChunkRequest(tuple(chunks)), tokens, namespace=(), library=reuse.library
+            )
+            captured = asked.take_captures(
+                reuse.library, pass_start=0, num_computed=len(tokens), exact_stop=None
+            )
+            reuse.take(cache, tokens, captured)
 
     def _measure(
         self, reuse: ChunkReuse, tokens: Sequence[int], chunks: Sequence[tuple[int, int]]
     ) -> None:
         """Measure each chunk behind others of its prompt, the policies' best case."""
         for text, others in _with_neighbours(tokens, chunks):
-            measure(reuse, tokens[: chunks[0][0]], text, neighbours=others)
+            reuse.measure(tokens[: chunks[0][0]], text, neighbours=others)
 
     def _prime(
         self, reuse: ChunkReuse, tokens: Sequence[int], chunks: Sequence[tuple[int, int]]
@@ -207,7 +212,7 @@ class ArmRunner:
         """Store each chunk as computed behind others of its prompt (FusionRAG eq. 10, best case),
         but for the first, which is exact alone."""
         for text, others in _with_neighbours(tokens, chunks)[1:]:
-            kv = prime(reuse, tokens[: chunks[0][0]], text, neighbours=others)
+            kv = reuse.prime(tokens[: chunks[0][0]], text, neighbours=others)
             key = reuse.library.slot(reuse.library.key(text), is_first=False)
             reuse.library.add(key, kv, is_first=False)
 

@@ -3,15 +3,14 @@ paths. Know keys, sizes and costs. Do not know what the entries are, or which ma
 
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
-from ragboost.errors import ChunkCacheError
-
 TAU_S = 600.0
-"""Default half-life of heat in seconds."""
+"""Half-life of heat in seconds."""
 ALPHA = 0.2
-"""Default weight of the past in LACR."""
+"""Weight of the past in LACR."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,50 +44,25 @@ class EvictionPolicy(ABC):
         return
 
 
-def warmed(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
-    return cooled(heat, idle_s, tau_s=tau_s) + 1
-
-
-def cooled(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
-    return heat * math.exp2(-max(0.0, idle_s) / tau_s)
-
-
 class Heat(EvictionPolicy):
     """Decaying uses times the cost to recompute a byte (FusionRAG section 4.2). The paper does not
     define heat; here a use turns h of t0 into h * 2^(-(t - t0) / tau) + 1. Ranks are log2(heat *
     cost / size), extrapolated to one moment: all decay alike."""
 
-    def __init__(self, *, tau_s: float = TAU_S) -> None:
-        if not tau_s > 0:
-            raise ChunkCacheError(f"tau_s must be above 0, got {tau_s}")
-        self._tau_s = tau_s
+    def __init__(self) -> None:
         self._entries: dict[Hashable, tuple[float, float, float]] = {}  # heat, time, priority
 
     def used(self, key: Hashable, use: Use) -> None:
         heat, since, _ = self._entries.get(key, (0.0, use.now, 0.0))
-        heat = warmed(heat, use.now - since, tau_s=self._tau_s)
+        heat = heat * math.exp2(-max(0.0, use.now - since) / TAU_S) + 1
         value = math.log2(heat) + math.log2(max(use.cost / use.size, 1e-300))
-        self._entries[key] = (heat, use.now, value + use.now / self._tau_s)
+        self._entries[key] = (heat, use.now, value + use.now / TAU_S)
 
     def priority(self, key: Hashable) -> float:
         return self._entries[key][2]
 
     def evicted(self, key: Hashable) -> None:
         self._entries.pop(key, None)
-
-    def heat(self, key: Hashable, now: float) -> float:
-        heat, since, _ = self._entries.get(key, (0.0, now, 0.0))
-        return cooled(heat, now - since, tau_s=self._tau_s)
-
-
-def future_sums(waiting: Sequence[Collection[Hashable]]) -> dict[Hashable, float]:
-    """Return for each key the sum of 1 - i / W over the waiting requests i = 0 .. W-1 using it."""
-    sums: dict[Hashable, float] = {}
-    for i, keys in enumerate(waiting):
-        weight = 1 - i / len(waiting)
-        for key in keys:
-            sums[key] = sums.get(key, 0.0) + weight
-    return sums
 
 
 class LACR(EvictionPolicy):
@@ -97,14 +71,10 @@ class LACR(EvictionPolicy):
 
     sees_queue = True
 
-    def __init__(self, *, alpha: float = ALPHA) -> None:
-        if not 0 <= alpha <= 1:
-            raise ChunkCacheError(f"alpha must be from 0 to 1, got {alpha}")
-        self._alpha = alpha
+    def __init__(self) -> None:
         self._count: dict[Hashable, int] = {}
         self._future: dict[Hashable, float] = {}
         self._most_used: int | None = 0
-        self._most_future = 0.0
 
     def used(self, key: Hashable, use: Use) -> None:
         count = self._count[key] = self._count.get(key, 0) + 1
@@ -115,8 +85,7 @@ class LACR(EvictionPolicy):
         if self._most_used is None:
             self._most_used = max(self._count.values())
         history = self._count[key] / self._most_used
-        future = self._future.get(key, 0.0) / (self._most_future or 1.0)
-        return self._alpha * history + (1 - self._alpha) * future
+        return ALPHA * history + (1 - ALPHA) * self._future.get(key, 0.0)
 
     def evicted(self, key: Hashable) -> None:
         count = self._count.pop(key, 0)
@@ -124,8 +93,12 @@ class LACR(EvictionPolicy):
             self._most_used = None
 
     def look_ahead(self, waiting: Sequence[Collection[Hashable]]) -> None:
-        self._future = future_sums(waiting)
-        self._most_future = max(self._future.values(), default=0.0)
+        sums: defaultdict[Hashable, float] = defaultdict(float)
+        for i, keys in enumerate(waiting):
+            for key in keys:
+                sums[key] += 1 - i / len(waiting)
+        most = max(sums.values(), default=1.0)
+        self._future = {key: value / most for key, value in sums.items()}
 
 
 class NextUse(EvictionPolicy):

@@ -135,26 +135,6 @@ class TreeCache:
         self._trees.clear()
         self._free = list(range(self.num_rows))
 
-    def check_integrity(self) -> None:
-        rows = [*self._free]
-        for root in self._trees.values():
-            if not root.children:
-                raise ChunkCacheError("a tree without paths is kept")
-            for node in _below(root):
-                rows += node.rows
-                parent = node.parent
-                if len(node.rows) != len(node.tokens) or not node.tokens:
-                    raise ChunkCacheError(
-                        f"node {node.key} has {len(node.tokens)} tokens in {len(node.rows)} rows"
-                    )
-                if parent is None or parent.children.get(node.tokens[0]) is not node:
-                    raise ChunkCacheError(f"node {node.key} is not the child of its parent")
-        if sorted(rows) != list(range(self.num_rows)):
-            raise ChunkCacheError(
-                f"{len(rows)} rows are free or in use, {len(set(rows))} of them different, of "
-                f"{self.num_rows}"
-            )
-
     def _new(self, parent: CachedRun | None, tokens: tuple[int, ...], rows: list[int]) -> CachedRun:
         node = CachedRun(self._next_key, tokens, rows, parent)
         self._next_key += 1

@@ -17,7 +17,7 @@ from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.influence import Order, chunk_name
+from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.keys import PrefixDigests, chunk_key
 from ragboost.errors import UnsupportedModelError
 from research.craft.change import kv_change
@@ -25,7 +25,7 @@ from research.craft.focus import FocusObserver
 from research.craft.overhead import num_to_fix
 from research.craft.plan import InferencePlan, PlannedChunk
 from research.craft.row_hooks import RowDropper, install_row_hooks
-from research.craft.variants import Variant, VariantChoice, Variants
+from research.craft.variants import Order, Variant, VariantChoice, Variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,6 @@ class CraftReuse:
             key = chunk_key(
                 replace(self.reuse.library.identity, recipe=recipe),
                 regime=self.reuse.library.regime,
-                system=(),
                 tokens=tokens[chunk.start : chunk.stop],
             )
             kv = self.reuse.extract(

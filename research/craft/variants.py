@@ -7,14 +7,18 @@ Knows names, keys and numbers. Does not hold KV.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from ragboost.chunk_cache.store.influence import Influence, Order
+from ragboost.chunk_cache.store.influence import Influence
 from ragboost.errors import ChunkCacheError
 from research.craft.overhead import fix_overhead
 
 NUM_CHUNKS = 100
 NUM_VARIANTS = 5
 """N and M of the paper: a budget of N x M variants of any chunks."""
+Order = Literal["mass", "change"]
+"""The measure of a token's dependence on other chunks: its total attention to them, as in the
+paper; or the difference of its KV between the variants of the chunk (see `Variants.learn`)."""
 EVICTED_SHARE = 10
 """A tenth of the budget is evicted at a time, so that new variants have time to be used."""
 LEAST_OVERHEAD = 0.05
@@ -107,7 +111,7 @@ class Variants:
             cost = impact * (1.0 - overlap)
             if cost <= lowest:
                 overhead = fix_overhead(impact, overlap, alpha=alpha)
-                tokens = (source or variant.influence).tokens(order)
+                tokens = (source or variant.influence).order
                 if order == "change":
                     tokens = by_change or tokens
                 best = VariantChoice(variant, impact, overlap, overhead, tokens)

@@ -4,7 +4,8 @@ import torch
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -55,3 +56,24 @@ def exact_prefix(adapter: ModelAdapter, tokens: list[int]) -> ChunkKV:
     adapter.forward(tokens, cache, plan=ForwardPlan(torch.arange(len(tokens))))
     layers = tuple((layer.keys, layer.values) for layer in cache.layers)
     return ChunkKV(tuple(tokens), 0, layers, adapter.regime(1), len(tokens))
+
+
+def take(
+    reuse: ChunkReuse,
+    prefill: Prefill,
+    system: list[int],
+    chunks: list[list[int]],
+    question: list[int],
+) -> None:
+    """Store the system prompt, and the chunks of a computed prompt as engines do."""
+    library = reuse.library
+    request, tokens = make_request(system, chunks, question)
+    asked = ReusingRequest.begin("", request, tokens, namespace=(), library=library)
+    captured = asked.take_captures(
+        library,
+        pass_start=0,
+        num_computed=len(tokens),
+        exact_stop=prefill.num_publishable if prefill.counts.reused else None,
+    )
+    reuse.take(prefill.cache, tokens, captured)
+    reuse.precompute(system, [])

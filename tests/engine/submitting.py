@@ -10,6 +10,7 @@ from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens, SamplingParams
+from tests.integrity import check_blocks
 
 
 class Parts(NamedTuple):
@@ -48,7 +49,7 @@ def running(loaded: LoadedModel, settings: EngineSettings) -> Iterator[Engine]:
     engine.start()
     yield engine
     engine.stop()
-    engine.store.cache.check_integrity()
+    check_blocks(engine.store.cache)
     assert not engine.scheduler.has_work
 
 

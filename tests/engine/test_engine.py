@@ -23,6 +23,7 @@ from ragboost.engine.runtime.request import (
 )
 from ragboost.errors import ConfigError
 from tests.engine.submitting import Request, running
+from tests.integrity import check_blocks
 
 SETTINGS = EngineSettings(
     model=Path("ragboost-tiny"),
@@ -201,7 +202,7 @@ def test_memory_that_is_short_anywhere_fails_one_request_and_leaves_no_block_wit
             tail = prompt(60, first=9)
             failed = Request(engine, [*prompt(100), *tail]).finish()
         assert failed[-1].finish_reason == "error", name
-        engine.store.cache.check_integrity()
+        check_blocks(engine.store.cache)
         assert Request(engine, prompt(100)).tokens() == want, name
         assert Request(engine, [*prompt(100), *tail]).finish()[-1].finish_reason == "length"
         engine.reset_prefix_cache().result()

@@ -29,6 +29,7 @@ from ragboost.engine.runtime.request import EngineRequest, PromptTokens, Samplin
 from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.errors import ConfigError
 from research.eviction import POLICIES
+from tests.integrity import check_blocks
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -129,7 +130,7 @@ def test_logits_from_a_cached_prefix_equal_the_plain_forward(name: str) -> None:
         assert expected.abs().max() > 0.5, "logits too small to compare"
         assert (logits - expected).abs().max() < TOLERANCE
         store.release(request)
-        store.cache.check_integrity()
+        check_blocks(store.cache)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -173,7 +174,7 @@ def test_reuse_stays_exact_when_blocks_are_evicted_and_stored_again() -> None:
         logits = compute(runner, store, request, chunk=16)
         assert (logits - plain_logits(plain, ids)).abs().max() < TOLERANCE
         store.release(request)
-        store.cache.check_integrity()
+        check_blocks(store.cache)
     assert store.hit_tokens > 0
     assert len(store.cache) == 12
 
@@ -197,7 +198,7 @@ def test_a_cache_that_looks_at_the_queue_hits_more_and_answers_the_same() -> Non
             scheduler.add(request)
         while scheduler.has_work:
             scheduler.step()
-            store.cache.check_integrity()
+            check_blocks(store.cache)
         hits[name] = store.hit_tokens
         answers[name] = [request.token_ids for request in requests]
     assert answers["lru"] == answers["next-use"]

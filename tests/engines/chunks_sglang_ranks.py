@@ -33,7 +33,7 @@ STORED = 6  # chunks that fit into the store
 
 def check_policies(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
     """Two ranks, each with half of the heads, choose what one would."""
-    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore())
     reuse.precompute(prompts.system, prompts.chunks)
     worst = {}
     order = [3, 1, 0]

@@ -68,7 +68,7 @@ def check_policies(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     order = [3, 1, 0]
     tokens, positions = prompts.prompt(order)
     learn_anew(engine, prompts)
-    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore())
     reuse.precompute(prompts.system, prompts.chunks)
     chunks = [prompts.chunks[number] for number in order]
     worst = {}
@@ -87,7 +87,7 @@ def check_stores(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
         engine.run(*prompts.prompt([number]))
     engine.run(prompts.tokens(30))  # carries the last orders
     held = engine.llm.collective_rpc(stored_keys)
-    listed = sorted(key for key, _ in scheduler_of(engine)._library.store._tier.items())
+    listed = sorted(key for key, _ in scheduler_of(engine)._library.store.memory.items())
     kept = [[f"{key}-{rank}" for key in listed] for rank in range(2)]  # a key per chunk and rank
     return {"is_equal": held == kept, "num_stored": len(listed)}
 
@@ -160,7 +160,7 @@ def main() -> None:
         check_lost,
     ):
         told[check.__name__] = check(engine, prompts)
-    scheduler_of(engine)._library.store._tier.capacity_bytes = STORED * size
+    scheduler_of(engine)._library.store.memory.capacity_bytes = STORED * size
     told["check_stores"] = check_stores(engine, prompts)
     told["check_reset"] = check_reset(engine, prompts)
     told["check_new_weights"] = check_new_weights(engine, prompts)

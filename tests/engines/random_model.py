@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 
 VOCABULARY = 4096
-POLICIES = (DEFAULT_POLICY, "gradual", "a3", "fusionrag", "cacheblend", "epic", "hybrid")
+POLICIES = (DEFAULT_POLICY, "gradual", "a3", "fusionrag", "cacheblend", "epic")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
 TIMED = (DEFAULT_POLICY, "gradual", "a3", "fusionrag", "epic")
 CHUNK = 256

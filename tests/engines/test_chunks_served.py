@@ -198,7 +198,7 @@ def test_precompute_stores_and_measures_a_corpus_for_the_policies_that_need_it(
         on_progress=lambda *stage: None,
     )
     assert (told.num_stored, told.num_measured) == (6, 6)
-    for policy in ("cachecraft", "hybrid-offline"):
+    for policy in ("cachecraft",):
         server.clear_cache()
         body = chat([4, 1, 3, 0], reuse={"policy": policy, "ratio": 0.2})
         body["ragboost"]["tenant"] = "measured"

@@ -11,6 +11,7 @@ from ragboost.graph.layout import DepPrompt, LinearNode, Positions, lay_out
 from tests.chunk_cache.families import build_adapter
 from tests.chunk_cache.reference import ordinary
 from tests.graph import cases
+from tests.integrity import check_tree
 
 FAMILIES = (
     "llama",
@@ -117,7 +118,7 @@ def test_kv_after_eviction_and_refill_is_the_same(adapter: ModelAdapter) -> None
         other = tuple((start + i, start + i + 1, start + i + 2) for i in range(5))
         depcache.compute_depkv(cases.prompt(graph=other))
         assert depcache.tree is not None
-        depcache.tree.check_integrity()
+        check_tree(depcache.tree)
     assert depcache.tree is not None
     assert depcache.tree.num_evicted > 20
 

@@ -10,6 +10,7 @@ from ragboost.graph.layout import DepPrompt, LinearNode, lay_out
 from ragboost.graph.tree_cache import TreeCache, TreeMatch, TreeRequest
 from research.eviction import POLICIES
 from research.eviction.lru import LRU
+from tests.integrity import check_tree
 
 
 def request(*graph: tuple[int, ...]) -> TreeRequest:
@@ -26,7 +27,7 @@ def apart(*parts: tuple[int, ...]) -> TreeRequest:
 def store(tree: TreeCache, one: TreeRequest) -> TreeMatch:
     found = tree.match(one)
     tree.insert(one, found)
-    tree.check_integrity()
+    check_tree(tree)
     return found
 
 
@@ -126,7 +127,7 @@ def test_random_requests_leave_the_books_right(policy: str) -> None:
         assert len({node.key for node in nodes}) == len(nodes)
     assert tree.num_evicted > 0
     tree.clear()
-    tree.check_integrity()
+    check_tree(tree)
     assert tree.num_tokens == 0
 
 

@@ -1,12 +1,12 @@
 """Fill the KV of a prompt from stored chunks, with the selected tokens recomputed. The engine takes
 it for its own up to `PromptPlan.stop`. Does not know how an engine lays out its cache."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.measure import ChunkMeasure, largest_error, measure_last_chunk
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import EngineChunkRequest, TokenOrigins
 from ragboost.chunk_cache.model.assemble import Assembly, ChunkSpan, TokenSource, assemble, extract
@@ -17,8 +17,10 @@ from ragboost.chunk_cache.model.ranks import together
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.influence import Influence
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import UnsupportedModelError
@@ -30,7 +32,7 @@ class FilledPrompt:
     selected: tuple[int, ...]  # positions of the recomputed tokens, ascending
     counts: TokenOrigins
     logits: torch.Tensor | None = None  # of the last computed row, (vocabulary,)
-    measure: ChunkMeasure | None = None  # of the last chunk, if the request asked for it
+    influence: Influence | None = None  # on the last chunk, if the request asked for it
     seconds: float = 0.0  # that this took, in an engine
 
 
@@ -68,9 +70,9 @@ def fill_steps(
     rows = assembly.rows_to_compute(selected)
     rows = rows[rows < (plan.request.chunks[-1][0] if plan.request.measure else plan.stop)]
     last = yield from recompute(model, assembly, rows, backend=backend, observe=observe, pace=pace)
-    measure = None
+    influence = None
     if plan.request.measure:
-        measure = measure_last_chunk(model, assembly, backend=backend)
+        influence = measure_last_chunk(model, assembly, backend=backend)
     num_exact = int((assembly.source == TokenSource.EXACT).sum()) - len(lead)
     num_reused = len(plan.tokens) - num_exact - len(missing) - len(selected)
     return FilledPrompt(
@@ -78,7 +80,7 @@ def fill_steps(
         tuple(selected.tolist()),
         TokenOrigins(num_exact, num_reused, len(selected), len(missing)),
         logits=logits if last is None else last,
-        measure=measure,
+        influence=influence,
     )
 
 
@@ -130,35 +132,51 @@ def assemble_plan(
             spans.append(ChunkSpan(first, source, kv.without_first(first - start)))
     source_of = torch.zeros(length, dtype=torch.int8)
     source_of[:prefix_tokens] = TokenSource.EXACT
-    sensitivity = torch.zeros(length)
     for span in spans:
         source_of[span.start : span.stop] = span.source
-        if span.kv.sensitivity is not None:
-            sensitivity[span.start : span.stop] = span.kv.sensitivity
     return Assembly(
         plan.tokens,
         assemble(model, spans, length=length, into=into, num_held=0 if prefix else prefix_tokens),
         source_of.to(model.device),
         list(plan.request.chunks),
         plan.question,
-        sensitivity.to(model.device),
         stored,
     )
+
+
+def measure_last_chunk(
+    model: ReusableModel, assembly: Assembly, *, backend: AttentionBackend | None
+) -> Influence:
+    """Compute the last chunk over the KV of all before it, in place of its own (Cache-Craft eq. 9,
+    10; FusionRAG eq. 10)."""
+    number = len(assembly.chunks) - 1
+    start, stop = assembly.chunks[number]
+    observer = InfluenceObserver(assembly.tokens, assembly.chunks, watched=[number])
+    rows = torch.arange(start, stop, device=model.device)
+    plan = ForwardPlan(rows, backend=backend, observe=observer)
+    model.forward(assembly.tokens[start:stop], assembly.cache, plan=plan)
+    return observer.influences()[number]
 
 
 def keep_measured(
     model: ReusableModel, library: ChunkLibrary, plan: PromptPlan, filled: FilledPrompt
 ) -> None:
     """Store what was measured of the last chunk of a filled prompt, if that was asked for."""
-    measure = filled.measure
-    if measure is None:
+    if filled.influence is None:
         return
     start, stop = plan.request.chunks[-1]
     key = library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
     kv = extract(model, filled.cache, plan.tokens, start=start, stop=stop, is_exact=False)
-    measures = {"sensitivity": measure.sensitivity, "influence": measure.influence}
-    kv = replace(kv.to(torch.device("cpu")), **measures)
-    library.measure(key, measure, behind=kv)
+    kv = replace(kv.to(torch.device("cpu")), influence=filled.influence)
+    library.measure(key, filled.influence, behind=kv)
+
+
+def largest_error(got: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    errors = [
+        (tensor.float() - other.float()).abs().max() / other.float().abs().max()
+        for tensor, other in zip(got, expected, strict=True)
+    ]
+    return float(torch.stack(errors).max())  # not a number if one is
 
 
 def filled_error(

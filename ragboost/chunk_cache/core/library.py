@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
-from ragboost.chunk_cache.store.contract import KVStore
+from ragboost.chunk_cache.store.influence import Influence
 from ragboost.chunk_cache.store.keys import (
     PUBLIC,
     Identity,
@@ -23,6 +22,7 @@ from ragboost.chunk_cache.store.keys import (
     chunk_key,
     keys_of,
 )
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ChunkLibrary:
 
     def __init__(
         self,
-        store: KVStore,
+        store: TieredStore,
         *,
         identity: Identity,
         regime: str,
@@ -52,7 +52,7 @@ class ChunkLibrary:
     def of(
         cls,
         model: ReusableModel,
-        store: KVStore,
+        store: TieredStore,
         *,
         identity: Identity | None = None,
         has_public: bool = False,
@@ -105,7 +105,7 @@ class ChunkLibrary:
     def key(self, tokens: Sequence[int], *, tenant: str = "") -> str:
         """Return the key of a chunk, which is that of its KV behind a prompt's beginning."""
         identity = replace(self.identity, salt=tenant) if tenant else self.identity
-        return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
+        return chunk_key(identity, regime=self.regime, tokens=tokens)
 
     def keys_to_load(self, key: str, place: Place = "behind") -> list[str]:
         """Return the key of the preferred KV of a chunk that is known to be stored; all, if none is
@@ -134,14 +134,12 @@ class ChunkLibrary:
         if not is_found:
             self.misses[self.store.absence(keys)] += 1
 
-    def find_beginning(
-        self, tokens: Sequence[int], stop: int, *, tenant: str = ""
-    ) -> ChunkKV | None:
+    def find_beginning(self, tokens: Sequence[int], stop: int) -> ChunkKV | None:
         """Return stored KV that is exact for the tokens [0, stop) of a prompt."""
         if not stop:
             return None
         beginning = tokens[:stop]
-        kv = self.find(self.key(beginning, tenant=tenant), beginning, "alone")
+        kv = self.find(self.key(beginning), beginning, "alone")
         is_usable = kv is not None and is_exact(
             kv, PrefixDigests([]), 0, regime=self.regime_at(len(tokens))
         )
@@ -158,17 +156,19 @@ class ChunkLibrary:
             self.store.put(key, kv)
             return key in self
         stored = self.store.get(key) if is_first else None
-        if stored is not None and stored.sensitivity is not None:
-            kv = replace(kv, sensitivity=stored.sensitivity, influence=stored.influence)
+        if stored is not None and stored.influence is not None:
+            kv = replace(kv, influence=stored.influence)
         self.store.replace(key, kv)
         return key in self
 
-    def measure(self, key: str, measure: ChunkMeasure, *, behind: ChunkKV | None = None) -> None:
+    def measure(self, key: str, influence: Influence, *, behind: ChunkKV | None = None) -> None:
         """Add measurements to a stored chunk, if it is there, and keep its KV `behind` the
         neighbours (FusionRAG eq. 10)."""
         kv = self.store.get(key)
-        if kv is not None and len(kv.tokens) == len(measure.sensitivity):
-            self.store.replace(key, measure.added_to(kv))
+        if kv is not None and len(kv.tokens) == len(influence.order):
+            # Its own KV was computed without that context.
+            own = replace(influence, context=(), inter=())
+            self.store.replace(key, replace(kv, influence=own))
             if behind is not None:
                 slot = behind_key(key)
                 keep = self.store.replace if slot in self else self.store.put

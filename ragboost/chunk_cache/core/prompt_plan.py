@@ -234,8 +234,7 @@ def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
 
 
 def _lacks_measure(request: EngineChunkRequest, kv: ChunkKV) -> bool:
-    is_needed = request.policy in MEASURED and not request.measure
-    return is_needed and (kv.sensitivity is None or kv.influence is None)
+    return request.policy in MEASURED and not request.measure and kv.influence is None
 
 
 def plan_digest(request: EngineChunkRequest, tokens: Sequence[int]) -> bytes:

@@ -24,7 +24,7 @@ import msgspec
 from pydantic import AfterValidator, ConfigDict, Field
 
 from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES, make_policy
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
 from ragboost.chunk_cache.store.keys import PUBLIC, Place, place_of
 from ragboost.errors import RequestError, show
 
@@ -218,10 +218,6 @@ class EngineChunkRequest:
     is_public: bool = False  # store the only chunk for all tenants, if it is computed exactly
 
     @property
-    def beginning(self) -> int:
-        return self.chunks[0][0] if self.chunks else 0
-
-    @property
     def reuse_start(self) -> int | None:
         """First token that approximate KV may fill; None: no token."""
         number = self.exact_chunks
@@ -229,9 +225,7 @@ class EngineChunkRequest:
 
     def place(self, number: int) -> Place:
         """Return which KV of a chunk of this number the prompt prefers."""
-        if self.measure or make_policy(self.policy).reuses_plain:  # measured are those (eq. 10)
-            return "alone"
-        return place_of(number)
+        return "alone" if self.measure else place_of(number)  # measured are those (eq. 10)
 
 
 class _PlanFields(SelectionFields, ChunkFields):

@@ -8,21 +8,25 @@ from dataclasses import dataclass, replace
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.core.fill import FilledPrompt, assemble_plan, fill_steps
+from ragboost.chunk_cache.core.fill import assemble_plan, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary, is_exact
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_stored
 from ragboost.chunk_cache.core.request import EngineChunkRequest, TokenOrigins
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly, extract
-from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.attention.backend import AttentionBackend
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import Observer
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.keys import Identity, PrefixDigests, place_of
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
+
+_TILED = TiledAttention()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,14 @@ class ChunkReuse:
     def __init__(
         self,
         adapter: ModelAdapter,
-        store: KVStore,
+        store: TieredStore,
         *,
         identity: Identity | None = None,
-        backend: str | None = "tiled",
+        backend: AttentionBackend | None = _TILED,
     ) -> None:
         self.adapter, self.store = adapter, store
         self.library = ChunkLibrary.of(adapter, store, identity=identity)
-        self.backend = make_backend(backend) if backend else None
+        self.backend = backend
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
         """Store the missing KV of the system prompt and of each chunk after it (FusionRAG eq. 5);
@@ -89,11 +93,17 @@ class ChunkReuse:
             torch.cuda.synchronize(self.adapter.device)
         return replace(kv, compute_s=time.perf_counter() - begin)
 
-    def compute_behind(
-        self, system: Sequence[int], neighbours: Sequence[ChunkKV], own: ChunkKV
-    ) -> tuple[FilledPrompt, ChunkKV]:
-        """Compute a chunk after the stored KV of its neighbours, and measure it there."""
-        stored = [*neighbours, own]
+    def prime(
+        self, system: Sequence[int], chunk: Sequence[int], *, neighbours: Sequence[Sequence[int]]
+    ) -> ChunkKV:
+        """Return a chunk's KV behind the system prompt and the plain KV of its neighbours, the most
+        similar last, which do not see each other (FusionRAG eq. 10), with their `influence`. It is
+        not stored; missing plain KV is."""
+        own = self.plain(system, chunk)
+        stored = [self.plain(system, tokens) for tokens in neighbours if tokens]
+        if not stored:
+            return own
+        stored.append(own)
         tokens, chunks = _join(system, [kv.tokens for kv in stored])
         before = self.library.find_beginning(tokens, len(system))
         plan = self._plan(tokens, chunks, stored, prefix_tokens=len(system) if before else 0)
@@ -101,7 +111,16 @@ class ChunkReuse:
         filled = at_once(fill_steps(self.adapter, plan, prefix=before, backend=self.backend))
         start, stop = chunks[-1]
         is_exact = plan.approximate is None or plan.approximate >= start
-        return filled, self.extract(filled.cache, tokens, start, stop, is_exact=is_exact)
+        kv = self.extract(filled.cache, tokens, start, stop, is_exact=is_exact)
+        return replace(kv, influence=filled.influence)
+
+    def measure(
+        self, system: Sequence[int], chunk: Sequence[int], *, neighbours: Sequence[Sequence[int]]
+    ) -> None:
+        """Add the influence of neighbours to a chunk's stored plain KV."""
+        influence = self.prime(system, chunk, neighbours=neighbours).influence
+        if influence is not None:
+            self.library.measure(self.library.key(chunk), influence)
 
     def prefill(
         self,
@@ -114,13 +133,12 @@ class ChunkReuse:
         granularity: int = 1,
         stored: Sequence[ChunkKV | None] | None = None,
         observe: Observer | None = None,
-        keep: bool = False,
     ) -> Prefill:
         """Fill the KV of a prompt: for every token a stored chunk before computing. Raises
         `ChunkCacheError`.
 
         `granularity`: block size of the selection. `stored`: KV of each chunk, None to compute it.
-        `observe`: of the pass that computes the prompt. `keep`: store chunks that are not."""
+        `observe`: of the pass that computes the prompt."""
         begin = time.perf_counter()
         plan, prefix = self._plan_prompt(system, chunks, question, stored=stored)
         options = replace(plan.request, ratio=ratio, granularity=granularity)
@@ -134,8 +152,6 @@ class ChunkReuse:
         )
         filled = at_once(steps)
         publishable = (plan.approximate or 0) if filled.counts.reused else len(plan.tokens)
-        if keep:
-            self._keep_missing(filled, plan, num_system=len(system), num_exact=publishable)
         if filled.logits is None:
             raise AssertionError("nothing was computed, or the observer stopped the final pass")
         seconds = time.perf_counter() - begin
@@ -143,38 +159,16 @@ class ChunkReuse:
             filled.cache, filled.logits, filled.selected, filled.counts, publishable, seconds
         )
 
-    def keep(
-        self,
-        cache: DynamicCache,
-        tokens: Sequence[int],
-        chunks: Sequence[tuple[int, int]],
-        *,
-        num_system: int,
-        num_exact: int,
-        tenant: str = "",
+    def take(
+        self, cache: DynamicCache, tokens: Sequence[int], chunks: Sequence[ChunkCapture]
     ) -> int:
-        """Store copies of chunks of a computed prompt, and its system prompt; return the number of
-        chunks. `num_exact`: leading tokens with the KV of an ordinary forward pass."""
-        library, num_stored = self.library, 0
-        spans = [(0, num_system)] if 0 < num_system <= num_exact else []
-        for start, stop in [*spans, *chunks]:
-            key = library.key(tokens[start:stop], tenant=tenant)
-            key = library.slot(key, is_first=start <= num_system)
-            is_first = start == num_system
-            is_exact = stop <= num_exact
-            if library.lacks(
-                key, tokens[start:stop], base=start, is_exact=is_exact, is_first=is_first
-            ):
-                kv = self.extract(cache, tokens, start, stop, is_exact=is_exact)
-                num_stored += library.add(key, kv, is_first=is_first) and start >= num_system
+        """Store copies of chunks of a computed prompt; return how many."""
+        num_stored = 0
+        for chunk in chunks:
+            stop = len(chunk.tokens)
+            kv = self.extract(cache, tokens, chunk.start, stop, is_exact=chunk.is_exact)
+            num_stored += self.library.add(chunk.key, kv, is_first=chunk.is_first)
         return num_stored
-
-    def _keep_missing(
-        self, filled: FilledPrompt, plan: PromptPlan, *, num_system: int, num_exact: int
-    ) -> None:
-        chunks = zip(plan.request.chunks, plan.stored, strict=True)
-        spans = [(start, stop) for (start, stop), kv in chunks if kv is None and start < stop]
-        self.keep(filled.cache, plan.tokens, spans, num_system=num_system, num_exact=num_exact)
 
     def assemble(
         self,

@@ -69,11 +69,26 @@ class ReusingRequest:
                 options = replace(options, reason="chunk_too_long")
         if refusal is not None:
             options = replace(options, reason=refusal, chunks=())
+        reply_to = entry.get("reply_to") if isinstance(entry, dict) else None
+        return cls.begin(
+            request_id, options, tokens, namespace=namespace, library=library, reply_to=reply_to
+        )
+
+    @classmethod
+    def begin(
+        cls,
+        request_id: str,
+        options: EngineChunkRequest,
+        tokens: list[int],
+        *,
+        namespace: Sequence[str | None],
+        library: ChunkLibrary,
+        reply_to: Any = None,
+    ) -> Self:
         options = in_namespace(options, *namespace)
         keys = find_chunks(options, tokens, library)
         if options.reason is None:
             library.store.prefetch(find_loads(options, keys, library))
-        reply_to = entry.get("reply_to") if isinstance(entry, dict) else None
         return cls(request_id, options, tokens, keys, set(keys), reply_to, options.reason)
 
     def awaits_chunks(self, library: ChunkLibrary, *, prefix_tokens: int) -> bool:

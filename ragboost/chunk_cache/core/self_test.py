@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.core.fill import filled_error
-from ragboost.chunk_cache.core.measure import largest_error
+from ragboost.chunk_cache.core.fill import filled_error, largest_error
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.slot_filler import SlotFiller
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.reusable_model import ReusableModel, probe_tokens
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -144,5 +143,5 @@ def _filled_error(filler: SlotFiller, tokens: list[int], read: ChunkKV) -> float
         is_fine = False
     if model.ranks.agree(is_fine):
         return error
-    filler.backend = make_backend("tiled")
+    filler.backend = TiledAttention()
     return filled_error(model, tokens, read, backend=filler.backend)

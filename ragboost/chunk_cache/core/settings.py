@@ -14,6 +14,9 @@ from ragboost.chunk_cache.core.request import (
     ReuseOptions,
 )
 from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
+from ragboost.chunk_cache.model.attention.backend import AttentionBackend
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
+from ragboost.chunk_cache.model.attention.varlen import VarlenAttention
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.selection.calibration import Calibration
@@ -111,8 +114,8 @@ class EngineChunkSettings(Fields):
         return 16 if self._is_on_accelerator else 1
 
     @property
-    def backend(self) -> str:
-        return "varlen" if self._is_on_accelerator else "tiled"
+    def backend(self) -> AttentionBackend:
+        return VarlenAttention() if self._is_on_accelerator else TiledAttention()
 
     @property
     def has_more_than_memory(self) -> bool:

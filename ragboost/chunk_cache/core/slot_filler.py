@@ -17,12 +17,10 @@ from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel
 from ragboost.chunk_cache.model.pace import Pace, advance
 from ragboost.chunk_cache.model.request_cache import RequestLayer
 from ragboost.chunk_cache.store.chunk import KV, ChunkKV
-from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix, tokens_digest
 
 logger = logging.getLogger(__name__)
@@ -31,13 +29,13 @@ logger = logging.getLogger(__name__)
 class SlotFiller(ABC):
     """Chunk reuse over one engine's KV cache; a nested pass may compute `rows` tokens."""
 
-    def __init__(
-        self, model: NestedModel, store: KVStore, *, settings: EngineChunkSettings, rows: int
-    ) -> None:
+    def __init__(self, model: NestedModel, *, settings: EngineChunkSettings, rows: int) -> None:
         settings.check_model(model)
         self.model = model
-        self.library = ChunkLibrary.of(model, store, has_public=bool(settings.public_key))
-        self.backend = make_backend(settings.backend)
+        self.library = ChunkLibrary.of(
+            model, settings.make_store(), has_public=bool(settings.public_key)
+        )
+        self.backend = settings.backend
         # Ranks must decide alike, and their clocks differ: they fill whatever is stored.
         is_weighed = settings.fill == "faster" and model.ranks.size == 1
         self.speed = FillSpeed() if is_weighed else None
@@ -109,7 +107,7 @@ class SlotFiller(ABC):
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def finish(self, plan: PromptPlan, filled: FilledPrompt, slots: torch.Tensor) -> None:
         """Write a filled prompt's last tokens into slots, and measurements into the store."""
-        if self.speed is not None and filled.measure is None:
+        if self.speed is not None and filled.influence is None:
             self.speed.filling.add(plan.num_to_compute(self.model.num_layers), filled.seconds)
         with self.ordered():
             self.write(filled.cache.layers, slots, start=plan.stop - len(slots))

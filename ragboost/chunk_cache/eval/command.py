@@ -22,7 +22,6 @@ from ragboost.chunk_cache.eval.arms import (
 )
 from ragboost.chunk_cache.eval.cases import Case, read_cases
 from ragboost.chunk_cache.eval.full_answer import estimate
-from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.util.text_scores import word_f1
@@ -94,4 +93,4 @@ def _measure(reuse: ChunkReuse, cases: Sequence[Case]) -> None:
     for before, case in zip([cases[-1], *cases], cases, strict=False):
         for chunk in case.chunks:
             others = [other for other in before.chunks if other != chunk][:NEIGHBOURS]
-            measure(reuse, case.system, chunk, neighbours=others)
+            reuse.measure(case.system, chunk, neighbours=others)

@@ -60,9 +60,9 @@ class AnnouncementInbox:
 
     def __init__(self, engine: str, *, rank: int, library: Callable[[], ChunkLibrary]) -> None:
         self._library, self._has_closed = library, threading.Event()
-        store, self._to_pin, self._pinning = library().store, deque[str](), list[str]()
-        if isinstance(store, TieredStore) and library().has_public:  # stored before the last end
-            self._to_pin.extend(sorted(store.keys(owner_prefix(PUBLIC))))
+        self._to_pin, self._pinning = deque[str](), list[str]()
+        if library().has_public:  # stored before the last end
+            self._to_pin.extend(sorted(library().store.keys(owner_prefix(PUBLIC))))
         self._directory = _directory(engine, rank)
         if self._directory.is_dir() and self._directory.lstat().st_uid == os.getuid():
             shutil.rmtree(self._directory)  # of a process that was killed
@@ -87,7 +87,7 @@ class AnnouncementInbox:
                 pending += self._take(self._socket.recv(), reports)
                 del pending[:-_MAX_PENDING]
             store = self._library().store
-            if self._to_pin and isinstance(store, TieredStore):
+            if self._to_pin:
                 self._pin_public(store)
             loading = [each for each in pending if store.is_loading(each.keys)]
             for keys, reply_to in pending:

@@ -42,7 +42,6 @@ class Assembly:
     source: torch.Tensor  # `TokenSource` of each token, (tokens,) int8
     chunks: list[tuple[int, int]]  # positions (start, stop)
     question: int  # position of its first token
-    sensitivity: torch.Tensor  # offline scores, (tokens,); 0 if unmeasured
     stored: list[ChunkKV | None] = field(default_factory=list)  # of each chunk, whole
 
     def rows_to_compute(self, selected: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Policies that select the reused tokens to recompute, by name, imported on demand."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragboost.errors import ChunkCacheError
 
@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from ragboost.chunk_cache.selection.policy import SelectionPolicy
 
 POLICIES = {
-    "full": "baseline:Full",
-    "reuse": "baseline:Reuse",
-    "random": "baseline:Random",
+    "full": "policy:Full",
+    "reuse": "policy:Reuse",
     "epic": "reused:Epic",
     "cacheblend": "fresh:CacheBlend",
     "cacheblend-v": "fresh:CacheBlendValues",
@@ -21,24 +20,17 @@ POLICIES = {
     "mean-layers": "reused:MeanLayers",
     "anchored": "reused:Anchored",
     "gradual": "fresh:Gradual",
-    "hybrid": "fresh:Hybrid",
-    "hybrid-offline": "reused:HybridOffline",
 }
-MEASURED = frozenset({"hybrid-offline", "cachecraft"})
-"""Policies that need measurements stored with each chunk, see `eval.prime`."""
+MEASURED = frozenset({"cachecraft"})
+"""Policies that need measurements stored with each chunk, see `ChunkReuse.measure`."""
 DEFAULT_POLICY = "anchored"
 DEFAULT_RATIO = 0.15
 
 
-def make_policy(name: str, **options: Any) -> "SelectionPolicy":
-    """Create the policy of this name.
-
-    Args:
-        options: arguments of the policy's constructor, such as `seed` of `random`.
-    """
+def make_policy(name: str) -> "SelectionPolicy":
     if name not in POLICIES:
         raise ChunkCacheError(f"unknown policy {name!r}; known are {', '.join(POLICIES)}")
     module, _, factory = POLICIES[name].partition(":")
     package = import_module(f"ragboost.chunk_cache.selection.{module}")
-    policy: SelectionPolicy = getattr(package, factory)(**options)
+    policy: SelectionPolicy = getattr(package, factory)()
     return policy

@@ -3,24 +3,21 @@ of them the less of a chunk's context is present (eq. 12-14). Alpha follows from
 
 import torch
 
-from ragboost.chunk_cache.model.assemble import Assembly
+from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
 from ragboost.chunk_cache.model.pace import Steps
-from ragboost.chunk_cache.selection.policy import SelectionPolicy, require_measured
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.chunk_cache.store.influence import Order, chunk_name
+from ragboost.chunk_cache.store.influence import chunk_name
+from ragboost.errors import ChunkCacheError
 
 
 class CacheCraft(SelectionPolicy):
     """Selection of the k-th token of a chunk's order once alpha x CCI x (1 - beta') x length
-    exceeds k, from 0. `literal`: eq. 11 as printed."""
-
-    def __init__(self, *, order: Order = "mass", literal: bool = False) -> None:
-        self.order: Order = order
-        self.literal = literal
+    exceeds k, from 0."""
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         yield from ()
-        require_measured(view.assembly, "influence", policy="cachecraft")
+        _check_measured(view.assembly)
         return -self._needed_alpha(view.assembly)[view.candidates]
 
     def _needed_alpha(self, assembly: Assembly) -> torch.Tensor:
@@ -32,8 +29,8 @@ class CacheCraft(SelectionPolicy):
             order, weight = torch.arange(length), 0.0
             if influence is not None:  # else it has no candidates
                 overlap = influence.overlap(prefix)
-                weight = influence.impact(literal=self.literal) * (1.0 - overlap)
-                order = torch.tensor(influence.tokens(self.order), dtype=torch.long)
+                weight = influence.impact() * (1.0 - overlap)
+                order = torch.tensor(influence.order, dtype=torch.long)
             place = torch.empty(length, dtype=torch.float64)
             place[order] = torch.arange(length, dtype=torch.float64)
             # A chunk without weight comes after all others, in its own order.
@@ -41,3 +38,16 @@ class CacheCraft(SelectionPolicy):
             if length:
                 prefix.append(chunk_name(assembly.tokens[start:stop]))
         return needed.to(assembly.source.device)
+
+
+def _check_measured(assembly: Assembly) -> None:
+    is_candidate = assembly.source == TokenSource.APPROXIMATE
+    for number, ((start, stop), kv) in enumerate(
+        zip(assembly.chunks, assembly.stored, strict=True)
+    ):
+        if bool(is_candidate[start:stop].any()) and (kv is None or kv.influence is None):
+            raise ChunkCacheError(
+                "the policy cachecraft needs the influence of every reused chunk, and chunk "
+                f"{number} was stored without it; prepare the chunks with `ragboost precompute`, "
+                "or use a policy that needs no measurements, such as anchored"
+            )

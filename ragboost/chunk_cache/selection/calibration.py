@@ -30,7 +30,7 @@ _SHAPE = (
 
 def calibrated_policies() -> list[str]:
     """Return what may be chosen: no measured policies, no bounds and baselines."""
-    without = MEASURED | {"full", "reuse", "random"}
+    without = MEASURED | {"full", "reuse"}
     return [name for name in POLICIES if name not in without]
 
 

@@ -37,18 +37,6 @@ class A3(SelectionPolicy):
         return (yield from view.fresh_layer()).attention[view.candidates]
 
 
-class Hybrid(SelectionPolicy):
-    """Tokens that both matter to the question and depend on other chunks: added ranks of the
-    question's attention and of the change in layer 1."""
-
-    looks_at_all = reads_question = True
-
-    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
-        change = (yield from view.fresh_layer()).key_change[view.candidates]
-        attention = (yield from view.mean_question_attention())[view.candidates]
-        return rank(attention) + rank(change)
-
-
 class Gradual(SelectionPolicy):
     """Two looks: at layer 1 of all tokens, and deeper at three times the budget, if there is a
     third layer; the higher rank counts.

@@ -28,7 +28,6 @@ class InfluenceObserver:
         # and to earlier tokens of its own chunk.
         self._inter: dict[int, torch.Tensor] = {}
         self._intra: dict[int, float] = dict.fromkeys(self._watched, 0.0)
-        self._peak: dict[int, torch.Tensor] = {}  # the highest weight of each token over layers
 
     def __call__(self, layer: int, inputs: AttentionInputs) -> None:
         self._num_layers += 1
@@ -38,23 +37,21 @@ class InfluenceObserver:
         for number in self._watched:
             start, stop = self._chunks[number]
             first = int(torch.searchsorted(inputs.positions, start))
-            parts, peaks = [], []
+            parts = []
             for row in range(first, first + stop - start, ROWS):
                 rows = slice(row, min(row + ROWS, first + stop - start))
-                mass, peak, within = self._block(inputs, rows, owner, number)
+                mass, within = self._block(inputs, rows, owner, number)
                 parts.append(mass)
-                peaks.append(peak)
                 self._intra[number] += within
-            found, highest = torch.cat(parts), torch.cat(peaks)
+            found = torch.cat(parts)
             known = number in self._inter
             self._inter[number] = found + self._inter[number] if known else found
-            self._peak[number] = highest.maximum(self._peak[number]) if known else highest
 
     def _block(
         self, inputs: AttentionInputs, rows: slice, owner: torch.Tensor, number: int
-    ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Return a block's attention to each preceding chunk, (rows, chunks), each row's highest
-        such weight, and the summed attention to earlier tokens of their own chunk."""
+    ) -> tuple[torch.Tensor, float]:
+        """Return a block's attention to each preceding chunk, (rows, chunks), and the summed
+        attention to earlier tokens of their own chunk."""
         start, stop = self._chunks[number]
         positions = inputs.positions[rows]
         mask = exact_mask(positions, stop, window=inputs.window, visible=inputs.visible)
@@ -64,11 +61,7 @@ class InfluenceObserver:
         mass.index_add_(1, owner[:stop], mean)
         diagonal = mean.gather(1, positions[:, None]).sum()
         within = mean[:, start:].sum() - diagonal
-        before = slice(self._chunks[0][0], start)
-        peak = torch.zeros(len(positions), device=mean.device)
-        if before.start < start:
-            peak = weights[0, :, :, before].amax((0, 2))
-        return mass[:, :number].double(), peak, float(within)
+        return mass[:, :number].double(), float(within)
 
     def influences(self) -> dict[int, Influence]:
         return {number: self._influence(number) for number in self._watched}
@@ -86,5 +79,4 @@ class InfluenceObserver:
             a=sum(value / (length * sizes[i]) for value, i in zip(sums, kept, strict=True)),
             b=self._intra[number] / self._num_layers / length**2,
             order=tuple(order.tolist()),
-            peak_order=tuple(self._peak[number].argsort(descending=True, stable=True).tolist()),
         )

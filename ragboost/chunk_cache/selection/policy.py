@@ -2,11 +2,10 @@
 are no candidates; missing ones and the question are computed outside the budget."""
 
 from abc import ABC, abstractmethod
-from typing import Literal
 
 import torch
 
-from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
+from ragboost.chunk_cache.model.assemble import Assembly
 from ragboost.chunk_cache.model.attention.backend import AttentionBackend
 from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
@@ -17,7 +16,6 @@ from ragboost.errors import ChunkCacheError
 class SelectionPolicy(ABC):
     looks_at_all = False  # the policy first computes some layers of the whole prompt
     reads_question = False  # it first computes the question over the reused KV
-    reuses_plain = False  # what it reads was measured of KV computed alone, which it reuses
 
     @abstractmethod
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
@@ -47,25 +45,29 @@ class SelectionPolicy(ABC):
         return budget(self.ratio(asked), len(assembly.candidates))
 
 
+class _Constant(SelectionPolicy):
+    _ratio = 0.0
+
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
+        return torch.zeros(len(view.candidates), device=view.candidates.device)
+
+    def ratio(self, asked: float) -> float:
+        return self._ratio
+
+
+class Full(_Constant):
+    _ratio = 1.0
+
+
+class Reuse(_Constant):
+    """Full reuse: no token is recomputed, at any requested ratio."""
+
+
 def budget(ratio: float, num_candidates: int) -> int:
     if not 0.0 <= ratio <= 1.0:
         raise ChunkCacheError(f"recompute ratio must be in [0, 1], got {ratio}")
     return round(ratio * num_candidates)
-
-
-def require_measured(
-    assembly: Assembly, measure: Literal["sensitivity", "influence"], *, policy: str
-) -> None:
-    """Check that a measure is stored with every chunk that has candidates."""
-    is_candidate = assembly.source == TokenSource.APPROXIMATE
-    stored = assembly.stored or [None] * len(assembly.chunks)
-    for number, ((start, stop), kv) in enumerate(zip(assembly.chunks, stored, strict=True)):
-        if bool(is_candidate[start:stop].any()) and (kv is None or getattr(kv, measure) is None):
-            raise ChunkCacheError(
-                f"the policy {policy} needs the {measure} of every reused chunk, and chunk "
-                f"{number} was stored without it; prepare the chunks with `ragboost precompute`, "
-                "or use a policy that needs no measurements, such as anchored"
-            )
 
 
 def choose(

@@ -4,7 +4,7 @@ computed for them. Of a long question not all rows are read, see `QUESTION_ROWS`
 import torch
 
 from ragboost.chunk_cache.model.pace import Steps
-from ragboost.chunk_cache.selection.policy import SelectionPolicy, rank, require_measured
+from ragboost.chunk_cache.selection.policy import SelectionPolicy, rank
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
@@ -45,18 +45,6 @@ class Anchored(SelectionPolicy):
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         attention = (yield from view.mean_question_attention())[view.candidates]
         return torch.maximum(rank(attention), rank(_closeness_to_start(view)))
-
-
-class HybridOffline(SelectionPolicy):
-    """Added ranks of the question's attention and of the sensitivity that was measured when the
-    chunk was stored."""
-
-    reads_question = reuses_plain = True
-
-    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
-        require_measured(view.assembly, "sensitivity", policy="hybrid-offline")
-        attention = (yield from view.mean_question_attention())[view.candidates]
-        return rank(attention) + rank(view.assembly.sensitivity[view.candidates])
 
 
 def _closeness_to_start(view: SelectionView) -> torch.Tensor:

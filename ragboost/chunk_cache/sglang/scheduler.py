@@ -111,7 +111,8 @@ class PoolScheduler:
             plan = align_plan(plan, self._page_size)
         if not self._filler.model.ranks.same(_identity(plan)):
             # All ranks take them out of this request, alike.
-            self._filler.forget([key for chunk in request.keys.values() for key in keys_of(chunk)])
+            keys = [key for chunk in request.keys.values() for key in keys_of(chunk)]
+            self._filler.library.store.forget(keys)
             plan = "ranks_differ"
         request.reason = plan if isinstance(plan, str) else None
         return plan

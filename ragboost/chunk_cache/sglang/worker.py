@@ -2,7 +2,6 @@
 chunks, and take chunks out of it."""
 
 import logging
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -94,15 +93,12 @@ class PoolFiller(SlotFiller):
         self, runner: Any, *, ranks: Ranks, settings: EngineChunkSettings, rows: int
     ) -> None:
         self._runner, model = runner, SGLangModel(runner, ranks=ranks)
-        self._layers, self._store = model.layers, settings.make_store()
-        super().__init__(model, self._store, settings=settings, rows=rows)
+        self._layers = model.layers
+        super().__init__(model, settings=settings, rows=rows)
 
     @property
     def num_passes(self) -> int:
         return num_passes(self._runner)
-
-    def forget(self, keys: Sequence[str]) -> None:
-        self._store.forget(keys)
 
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:
         return read_pool(self._runner, number, slots)

@@ -1,1 +1,1 @@
-"""Stored chunk KV: in memory, in tiers and on disk, behind the interface `KVStore`."""
+"""Stored chunk KV: in memory, on disk and in a remote store."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
-from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
+from ragboost.chunk_cache.store.memory import ChunkTier, TierStats
 from ragboost.chunk_cache.store.workers import WORK_ERRORS, Breaker, Speeds, Workers
 from ragboost.util.bounded_map import BoundedMap
 

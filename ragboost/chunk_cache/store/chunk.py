@@ -33,7 +33,6 @@ class ChunkKV:
     layers: tuple[KV, ...]  # keys (after RoPE) and values
     regime: str  # identity of the RoPE frequencies, see `ReusableModel.regime`
     length: int  # tokens of the prompt it was computed in, which decide the frequencies
-    sensitivity: torch.Tensor | None = None  # dependence of each token on other chunks, (tokens,)
     influence: Influence | None = None  # attention of its tokens to the preceding chunks
     # `tokens_digest` of all preceding tokens if the KV equals that of an ordinary forward pass over
     # them and the chunk; None if it is approximate everywhere, such as after neighbours that had
@@ -70,5 +69,4 @@ class ChunkKV:
             self,
             tokens=self.tokens[part],
             layers=tuple((keys[:, :, part], values[:, :, part]) for keys, values in self.layers),
-            sensitivity=None if self.sensitivity is None else self.sensitivity[part],
         )

@@ -37,7 +37,6 @@ def encode(key: str, chunk: ChunkKV) -> bytes:
             tensors[f"{number:04d}.{part}"] = tensor
             checksum = zlib.crc32(_bytes_of(tensor), checksum)
         checksums.append(checksum)
-    sensitivity = chunk.sensitivity
     fields = {
         "key": key,
         "dtype": str(chunk.layers[0][0].dtype).removeprefix("torch."),
@@ -45,7 +44,6 @@ def encode(key: str, chunk: ChunkKV) -> bytes:
         "base": chunk.base,
         "regime": chunk.regime,
         "length": chunk.length,
-        "sensitivity": None if sensitivity is None else sensitivity.cpu().tolist(),
         "influence": None if chunk.influence is None else asdict(chunk.influence),
         "exact_after": chunk.exact_after,
         "compute_s": chunk.compute_s,
@@ -84,7 +82,6 @@ class _ChunkFields(BaseModel):
     base: Count
     regime: str
     length: Count
-    sensitivity: tuple[float, ...] | None
     influence: Influence | None
     exact_after: str | None
     compute_s: Annotated[float, Field(ge=0)] | None
@@ -95,13 +92,9 @@ class _ChunkFields(BaseModel):
         count = len(self.tokens)
         if self.base + count > self.length or self.length > _MAX_LENGTH:
             return f"{count} tokens from {self.base} on in a prompt of {self.length}"
-        if self.sensitivity is not None and len(self.sensitivity) != count:
-            return f"the sensitivity of {len(self.sensitivity)} tokens instead of {count}"
         if (influence := self.influence) is not None:
-            orders = [influence.order, *([influence.peak_order] if influence.peak_order else [])]
-            if len(influence.context) != len(influence.inter) or any(
-                sorted(order) != list(range(count)) for order in orders
-            ):
+            is_whole = sorted(influence.order) == list(range(count))
+            if len(influence.context) != len(influence.inter) or not is_whole:
                 return "an influence of other chunks or tokens"
         found = {
             name: (list(shape), dtype.removeprefix("torch."))
@@ -143,7 +136,6 @@ def decode(content: bytearray, key: str) -> ChunkKV:
         layers=_layers(memoryview(content)[8 + length :], fields),
         regime=fields.regime,
         length=fields.length,
-        sensitivity=None if fields.sensitivity is None else torch.tensor(fields.sensitivity),
         influence=fields.influence,
         exact_after=fields.exact_after,
         compute_s=fields.compute_s,

@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -13,11 +13,6 @@ from ragboost.errors import ChunkCacheError
 
 STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
-
-Order = Literal["mass", "peak", "change"]
-"""The measure of a token's dependence on other chunks: its total attention to them, as in the
-paper; its highest attention weight to one of their tokens; or the difference of its KV between the
-variants of the chunk (see `Variants.learn`; the highest weight if there is a single variant)."""
 
 
 def chunk_name(tokens: Sequence[int]) -> str:
@@ -83,19 +78,9 @@ class Influence:
     # intra-attention to earlier tokens of the chunk, divided by its squared length (eq. 10)
     b: Annotated[float, Field(ge=0)]
     order: tuple[Count, ...]  # its tokens by descending inter-attention; ties by position
-    # its tokens by the highest attention weight of any head in any layer to a token of another
-    # chunk, descending
-    peak_order: tuple[Count, ...] = ()
 
     def only_first(self, count: int) -> "Influence":
-        return replace(
-            self,
-            order=tuple(token for token in self.order if token < count),
-            peak_order=tuple(token for token in self.peak_order if token < count),
-        )
-
-    def tokens(self, order: Order) -> tuple[int, ...]:
-        return self.order if order == "mass" else self.peak_order or self.order
+        return replace(self, order=tuple(token for token in self.order if token < count))
 
     def impact(self, *, literal: bool = False) -> float:
         return context_impact(self.a, self.b, literal=literal)

@@ -5,12 +5,12 @@ import json
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from ragboost.errors import ChunkCacheError
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Version of the meaning of stored KV; older KV has other keys and is not found."""
 
 PUBLIC = "public"
@@ -28,9 +28,7 @@ class Identity:
     """Everything besides the tokens that determines the KV of a chunk."""
 
     model: str  # digest of the weights, such as `ModelAdapter.fingerprint()`
-    tokenizer: str = ""  # identity of the tokenizer; empty where callers pass token ids
     dtype: str = ""  # dtype of the KV
-    lora: str = ""  # active LoRA adapter; empty for none
     recipe: str = ""  # preparation of the chunk, such as its neighbours; empty for plain KV
     salt: str = ""  # tenant whose KV is not shared with others; empty for none
     rank: str = ""  # whose heads the KV has, of several ranks; empty for one
@@ -55,16 +53,11 @@ def tokens_digest(tokens: Sequence[int]) -> str:
     return PrefixDigests(tokens).digest(len(tokens))
 
 
-def chunk_key(
-    identity: Identity, *, regime: str, system: Sequence[int], tokens: Sequence[int]
-) -> str:
-    """Return the key of a chunk computed after a system prompt (48 hex digits); it begins with its
-    owner's. The system prompt itself stands after an empty one."""
-    one = identity
-    made_from = [one.model, one.tokenizer, one.dtype, one.lora, one.recipe, one.salt, regime]
-    made_from += [one.rank] if one.rank else []
-    ids = [[int(token) for token in part] for part in (system, tokens)]
-    return owner_prefix(one.salt) + _digest([LAYOUT_VERSION, *made_from, *ids])
+def chunk_key(identity: Identity, *, regime: str, tokens: Sequence[int]) -> str:
+    """Return the key of a chunk (48 hex digits), which begins with its owner's."""
+    made_from = [LAYOUT_VERSION, astuple(identity), regime, [int(token) for token in tokens]]
+    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
+    return owner_prefix(identity.salt) + digest
 
 
 def behind_key(key: str) -> str:
@@ -100,7 +93,3 @@ def check_key(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise ChunkCacheError(f"{key!r} is not the key of a chunk")
     return key
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

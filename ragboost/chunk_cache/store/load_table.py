@@ -36,6 +36,10 @@ class LoadTable:
         self._loads: dict[str, ChunkLoad] = {}
         self._missed: BoundedMap[str, float] = BoundedMap(max_entries=_MAX_MISSED)  # until when
 
+    @property
+    def is_backed(self) -> bool:
+        return bool(self.tiers)
+
     def __contains__(self, key: str) -> bool:
         return key in self._loads
 
@@ -52,7 +56,7 @@ class LoadTable:
                 if key not in self._loads and now >= (self._missed.peek(key) or -math.inf)
             }
             wanted = dict(islice(missing.items(), _MAX_LOADS - len(self._loads)))
-            if not wanted or not self.tiers:
+            if not wanted or not self.is_backed:
                 return
             until = now + self._wait_s(sum(wanted.values()))
             loads = [

@@ -1,10 +1,10 @@
-"""Chunk KV in host memory, bounded in bytes, with an eviction policy. Does not know where KV comes
-from or goes to."""
+"""A place of chunk KV; host memory, bounded in bytes, which does not know where KV comes from."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
-from ragboost.chunk_cache.eviction import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction import Heat, Use
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import PUBLIC, owner_of, owner_prefix
 from ragboost.errors import ChunkCacheError
@@ -15,6 +15,37 @@ _ASSUMED_S_PER_TOKEN = 1e-3
 _PUBLIC = owner_prefix(PUBLIC)
 
 
+class TierStats(NamedTuple):
+    name: str  # memory, disk or remote
+    entries: int
+    size_bytes: int | None = None  # None: the place does not say
+    capacity_bytes: int | None = None
+    evictions: int | None = None
+    loads: Mapping[str, int] = {}  # chunks asked of it, by outcome; empty for memory
+    load_seconds: float = 0.0
+
+
+class ChunkTier(Protocol):
+    """One place that keeps chunk KV under keys: memory, a directory, or a remote store. Beyond
+    memory each verb may take any time or raise `StoreUnavailableError`."""
+
+    def __contains__(self, key: str) -> bool: ...
+
+    def load(self, key: str) -> ChunkKV | None:
+        """Return the KV and mark it as used; None if it is absent or damaged."""
+        ...
+
+    def save(self, key: str, chunk: ChunkKV) -> bool:
+        """Keep KV, replacing that of the same key; return False if it does not fit."""
+        ...
+
+    def remove(self, key: str) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class MemoryTier:
     """A bounded map from keys to KV; not thread-safe. `on_evict` is called after the
     KV for which another had to go is stored."""
@@ -23,7 +54,6 @@ class MemoryTier:
         self,
         *,
         capacity_bytes: int,
-        policy: EvictionPolicy,
         clock: Callable[[], float],
         on_evict: Callable[[str, ChunkKV], None],
     ) -> None:
@@ -35,7 +65,7 @@ class MemoryTier:
         self.num_evicted = 0
         self.kept_bytes = Counter[str]()  # by owner, of KV that is never evicted
         self._kept: dict[str, dict[str, None]] = {}  # its keys by owner, oldest first
-        self._policy, self._clock, self._on_evict = policy, clock, on_evict
+        self._policy, self._clock, self._on_evict = Heat(), clock, on_evict
         self._chunks: dict[str, ChunkKV] = {}
         self._pinned_until: dict[str, float] = {}
 
@@ -129,14 +159,6 @@ class MemoryTier:
             self.remove(key)
 
     def close(self) -> None: ...
-
-    def check_integrity(self) -> None:
-        total = sum(chunk.size_bytes for chunk in self._chunks.values())
-        if total != self.size_bytes or total > self.capacity_bytes:
-            raise ChunkCacheError(
-                f"chunks hold {total} bytes, recorded are {self.size_bytes} of at most "
-                f"{self.capacity_bytes}"
-            )
 
     def _victims(self, size: int, *, keep: str) -> list[str] | None:
         """Return the keys to evict for `size` bytes; None if pinned KV prevents it."""

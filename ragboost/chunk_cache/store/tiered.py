@@ -1,4 +1,4 @@
-"""Chunk KV in host memory, on disk and in a remote store, as one `KVStore`. What is used often, or
+"""Chunk KV in host memory, on disk and in a remote store, as one map. What is used often, or
 dear for its size, stays in memory; all is written elsewhere in the background and comes back when a
 request needs it."""
 
@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from ragboost.chunk_cache.eviction import Heat
 from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES, BackgroundTier
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
-from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.load_table import LoadTable
-from ragboost.chunk_cache.store.memory import MemoryTier
+from ragboost.chunk_cache.store.memory import ChunkTier, MemoryTier, TierStats
 from ragboost.chunk_cache.store.workers import Speeds
 
 CLOSE_S = 30.0
@@ -22,10 +20,11 @@ CLOSE_S = 30.0
 
 
 class TieredStore:
-    """A `KVStore` of several places, safe to use from several threads; processes may share a
-    disk or a remote store. Without either, evicted KV is dropped. If it `waits`, `get` waits
-    until KV is loaded; in an engine nothing may wait: there `get` looks in memory, where
-    `prefetch` brings KV."""
+    """A bounded map from chunk keys to KV, safe to use from several threads; processes may share a
+    disk or a remote store. Without either, evicted KV is dropped. Nobody writes to stored tensors;
+    the result of `get` stays valid after an eviction. If it `waits`, `get` waits until KV is
+    loaded; in an engine nothing may wait: there `get` looks in memory, where `prefetch` brings
+    KV."""
 
     def __init__(
         self,
@@ -38,12 +37,11 @@ class TieredStore:
         waits: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.disk, self.knows_all = disk, remote is None
+        self.disk = disk
+        self.knows_all = remote is None  # what is not known to be stored need not be looked for
         self.speeds = speeds or Speeds()
         self._waits, self._clock = waits, clock
-        self.memory = MemoryTier(
-            capacity_bytes=host_bytes, policy=Heat(), clock=clock, on_evict=self._demote
-        )
+        self.memory = MemoryTier(capacity_bytes=host_bytes, clock=clock, on_evict=self._demote)
         self._lock = threading.RLock()
         self._loads = LoadTable(self._lock, keep=self._keep_loaded, clock=clock)
         self._tiers = self._loads.tiers
@@ -67,30 +65,37 @@ class TieredStore:
                 self._tiers.append(tier)
 
     def __contains__(self, key: str) -> bool:
+        """Return True if KV is known to be stored; that is no use of it."""
         return key in self.memory or any(key in tier for tier in self._tiers)
 
     @property
     def version(self) -> int:
+        """Number that changes whenever KV is added, replaced or removed."""
         return self.memory.version + sum(tier.version for tier in self._tiers)
 
     def get(self, key: str) -> ChunkKV | None:
+        """Return KV and mark it as used."""
         with self._lock:
             chunk = self._from_memory(key)
         return self._loads.load(key) if chunk is None and self._waits else chunk
 
     def origin(self, key: str) -> Origin | None:
+        """Return what stored KV has seen, the least where that is not known; None if none is known
+        to be stored. That is no use of it."""
         if (chunk := self._peek(key)) is not None:
             return chunk.origin
         found = (tier.origin(key) for tier in self._tiers)
         return next((origin for origin in found if origin is not None), None)
 
     def absence(self, keys: Sequence[str]) -> str:
+        """Return why none of these keys was found in memory: absent, loading or not_loaded."""
         if any(key in self._loads for key in keys):
             return "loading"
         return "not_loaded" if any(key in self for key in keys) else "absent"
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
-        """Store KV and note the speed of computing it. A broken file is replaced."""
+        """Store KV, unless the key has some, and note the speed of computing it; return False if
+        there is no room. A broken file is replaced."""
         if chunk.compute_s is not None:
             for tier in self._tiers:
                 tier.speeds.computed(len(chunk.tokens), chunk.compute_s)
@@ -103,6 +108,7 @@ class TieredStore:
         return is_kept or any(written)
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
+        """Replace the KV of an existing key everywhere; an absent key stays absent."""
         if key not in self:
             return
         with self._lock:
@@ -125,13 +131,15 @@ class TieredStore:
             self._to_pin.difference_update([*self._to_pin] if keys is None else keys)
 
     def prefetch(self, chunks: Mapping[str, int]) -> None:
-        """Start loading what is not in memory; until used it stays, `PIN_S` at most."""
+        """Start loading what is not in memory, by key with its tokens; until used it stays, `PIN_S`
+        at most."""
         with self._lock:
             self._loads.start(
                 {key: count for key, count in chunks.items() if not self._is_in_memory(key)}
             )
 
     def is_loading(self, keys: Sequence[str]) -> bool:
+        """Return True while one is on its way, and sooner there than computed."""
         return self._loads.is_awaited(keys)
 
     def is_on_its_way(self, key: str) -> bool:
@@ -168,6 +176,7 @@ class TieredStore:
         return [found, *(tier.stats() for tier in self._tiers)]
 
     def keep(self, key: str) -> bool:
+        """Never evict KV from memory; return False if it is not there, or too much is kept."""
         with self._lock:
             return self.memory.keep(key)
 
@@ -204,14 +213,11 @@ class TieredStore:
             tier.drain(until=until)
 
     def close(self) -> None:
+        """Write what is only in memory, as far as the places answer, and stop all threads."""
         until = self._clock() + CLOSE_S
         self.flush(until=until)
         for tier in self._tiers:
             tier.close(until=until)
-
-    def check_integrity(self) -> None:
-        with self._lock:
-            self.memory.check_integrity()
 
     def _is_in_memory(self, key: str) -> bool:
         return key in self.memory or any(tier.unwritten(key) is not None for tier in self._tiers)

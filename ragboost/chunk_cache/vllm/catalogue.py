@@ -1,166 +1,123 @@
 """List the chunks that several workers hold, for the scheduler, which alone decides what is evicted
 and loaded, so that the ranks' memories stay equal. Does not touch KV."""
 
+import math
 import secrets
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from ragboost.chunk_cache.core.fill_budget import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.request import TokenOrigins
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.eviction import Heat
-from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
+from ragboost.chunk_cache.store.background import ChunkLoad
+from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
-from ragboost.chunk_cache.store.load_table import MAX_WAIT_S, MISS_S
-from ragboost.chunk_cache.store.memory import MemoryTier
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S, LoadTable
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport
-from ragboost.util.bounded_map import BoundedMap
-
-_MAX_LOADS = 1 << 16
-_MAX_ASKED = 1 << 14  # chunks between two steps
 
 
-class _RankLoad:
-    def __init__(self, wait_until: float) -> None:
-        self.wait_until = self.retry_at = wait_until
-        self.has_failed = False
-        self.loaded: dict[int, ListedChunk] = {}  # by the ranks that have it in memory
+class RankLoads(LoadTable):
+    """Loads that each rank does by itself, when a step's work says so."""
 
-    def fail(self, now: float) -> None:
-        """Note that a rank has not loaded it: nobody waits, and nobody tries again for a while."""
-        self.has_failed, self.wait_until, self.retry_at = True, now, now + MISS_S
+    is_backed = False  # the ranks have a disk or a remote store
 
+    def __init__(
+        self,
+        lock: threading.RLock,
+        *,
+        keep: Callable[[str, ChunkKV | None], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(lock, keep=keep, clock=clock)
+        self._wanted: dict[str, int] = {}  # tokens by key, until the scheduler takes them
+        self._loaded: dict[str, dict[int, ListedChunk]] = {}  # by the ranks that have it in memory
 
-class ListStore:
-    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds. If it is backed, the
-    ranks have a disk or a remote store to load from. Belongs to the scheduler's thread; others may
-    call `prefetch`."""
+    def start(self, chunks: Mapping[str, int]) -> None:
+        with self._lock:  # what ranks have never answered is asked for again
+            now = self._clock()
+            self.cancel([key for key in chunks if key in self and self._loads[key].latest < now])
+            super().start(chunks)
 
-    knows_all = False  # the ranks' disks do
-
-    def __init__(self, *, capacity_bytes: int, size: int, is_backed: bool) -> None:
-        self.dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
-        self._size, self._is_backed = size, is_backed
-        self._asked: deque[tuple[str, int]] = deque(maxlen=_MAX_ASKED)  # keys and tokens
-        self._wanted: dict[str, int] = {}  # those that the ranks are to load
-        self._loads: BoundedMap[str, _RankLoad] = BoundedMap(max_entries=_MAX_LOADS)
-        self._tier = MemoryTier(
-            capacity_bytes=capacity_bytes,
-            policy=Heat(),
-            clock=time.monotonic,
-            on_evict=lambda key, _: self._drop(key),
-        )
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._tier
-
-    @property
-    def version(self) -> int:
-        return self._tier.version
-
-    def get(self, key: str) -> ChunkKV | None:
-        return self._tier.load(key)
-
-    def origin(self, key: str) -> Origin | None:
-        chunk = self._tier.peek(key)
-        return None if chunk is None else chunk.origin
-
-    def absence(self, keys: Sequence[str]) -> str:
-        return "absent"  # counted nowhere
-
-    def put(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> bool:
-        if key in self._tier:
+    def arrived(self, key: str, chunk: ListedChunk, *, rank: int, size: int) -> bool:
+        """Note what a rank of `size` has loaded; return False if they have different versions."""
+        loaded = self._loaded[key]
+        loaded[rank] = chunk
+        if len(loaded) < size:
             return True
-        if not self._tier.save(key, chunk, is_pinned=is_pinned):
-            self._drop(key)
-            return False
-        self.dropped.pop(key, None)
-        return True
+        is_same = len({*loaded.values()}) == 1
+        self._end(self._loads[key], chunk if is_same else None)
+        return is_same
 
-    def replace(self, key: str, chunk: ChunkKV) -> None:
-        if key in self._tier and not self._tier.save(key, chunk):
-            self.discard(key)
-
-    def keep(self, key: str) -> bool:
-        """Return False: the ranks' memories are kept equal by evicting alike."""
-        return False
-
-    def is_kept(self, key: str) -> bool:
-        return False
-
-    def discard(self, key: str) -> None:
-        self._tier.remove(key)
-        self._drop(key)  # also if it is not listed: a rank may have it
-
-    def prefetch(self, chunks: Mapping[str, int]) -> None:
-        if self._is_backed:
-            self._asked.extend(chunks.items())
+    def stop(self, key: str, *, is_late: bool) -> None:
+        """Let nobody wait any longer; what is late stays on its way, for the next request."""
+        if key in self and is_late:
+            self._loads[key].wait_until = -math.inf
+        elif key in self:
+            self._end(self._loads[key], None)
 
     def take_wanted(self) -> dict[str, int]:
-        self._begin_loads()
-        wanted, self._wanted = self._wanted, {}
-        return wanted
+        with self._lock:
+            wanted, self._wanted = self._wanted, {}
+            self._loaded = {key: ranks for key, ranks in self._loaded.items() if key in self}
+            return {key: num_tokens for key, num_tokens in wanted.items() if key in self}
 
-    def _begin_loads(self) -> None:
-        now = time.monotonic()
-        while self._asked:
-            key, num_tokens = self._asked.popleft()
-            load = self._loads.peek(key)
-            if key not in self._tier and (load is None or load.retry_at < now):
-                self._loads.put(key, _RankLoad(now + MAX_WAIT_S))
-                self._wanted[key] = num_tokens
+    def _ask(self, loads: Sequence[ChunkLoad], first: int) -> None:
+        for load in loads:
+            self._loaded[load.key] = {}
+            self._wanted[load.key] = load.num_tokens
 
-    def is_loading(self, keys: Sequence[str]) -> bool:
-        self._begin_loads()
-        now = time.monotonic()
-        loads = [load for key in keys if (load := self._loads.peek(key)) is not None]
-        return any(load.wait_until > now for load in loads)
+    def _wait_s(self, num_tokens: int) -> float:
+        return MAX_WAIT_S
+
+
+class ListStore(TieredStore):
+    """Listed chunks, bounded by the bytes that each rank holds; `is_backed`: the ranks have a disk
+    or a remote store. Belongs to the scheduler's thread; others may call `prefetch`."""
+
+    def __init__(self, *, capacity_bytes: int, size: int, is_backed: bool) -> None:
+        super().__init__(host_bytes=capacity_bytes, waits=False, clock=time.monotonic)
+        self.knows_all = False  # the ranks' disks do
+        self._size = size
+        self._dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
+        self._loads = self.loads = RankLoads(
+            self._lock, keep=self._keep_loaded, clock=time.monotonic
+        )
+        self.loads.is_backed = is_backed
+
+    def discard(self, key: str) -> None:
+        super().discard(key)
+        self._drop(key)  # also if it is not listed: a rank may have it
+
+    def take_dropped(self) -> dict[str, bool]:
+        dropped, self._dropped = self._dropped, {}
+        return {key: everywhere for key, everywhere in dropped.items() if key not in self}
 
     def note_loads(self, report: RankReport) -> None:
-        """List the chunks that all ranks have loaded, and forget the loads that failed on one. What
-        is late stays on its way, for the next request."""
-        now = time.monotonic()
-        for (rank, key), chunk in report.loaded.items():
-            load = self._loads.peek(key)
-            if load is None or load.has_failed:
-                self._drop_unlisted(key)
-                continue
-            load.loaded[rank] = chunk
-            if len(load.loaded) < self._size:
-                continue
-            if len({*load.loaded.values()}) == 1:
-                self._loads.pop(key)
-                self.put(key, chunk, is_pinned=True)  # until its request, or a minute later
-            else:
-                # Of different versions: one rank's was not written, or another engine's was. Where
-                # they are they would be for good.
-                load.fail(now)
-                self._drop(key, everywhere=True)
-        for key in report.late | report.absent:
-            load = self._loads.peek(key)
-            if load is None or load.has_failed:
-                continue
-            load.wait_until = now
-            if key in report.absent:
-                load.fail(now)
-                self._drop_unlisted(key)
+        """List the chunks that all ranks have loaded, and forget the loads that failed on one."""
+        with self._lock:
+            for (rank, key), chunk in report.loaded.items():
+                if key not in self.loads:
+                    self._drop(key)
+                elif not self.loads.arrived(key, chunk, rank=rank, size=self._size):
+                    # One rank's was not written, or another engine's was. Where they are they would
+                    # be for good.
+                    self._drop(key, everywhere=True)
+            for key in report.late | report.absent:
+                self.loads.stop(key, is_late=key not in report.absent)
 
-    def _drop_unlisted(self, key: str) -> None:
-        if key not in self._tier:
-            self._drop(key)
+    def _keep_loaded(self, key: str, chunk: ChunkKV | None) -> bool:
+        self._drop(key)  # if it is not listed now
+        return super()._keep_loaded(key, chunk)
+
+    def _demote(self, key: str, chunk: ChunkKV) -> None:
+        self._drop(key)
 
     def _drop(self, key: str, *, everywhere: bool = False) -> None:
-        self.dropped[key] = everywhere or self.dropped.get(key, False)
-
-    def clear(self) -> None:
-        self._tier.clear()
-        self._loads = BoundedMap(max_entries=_MAX_LOADS)
-        self._asked.clear()
-        self._wanted.clear()
-
-    def close(self) -> None: ...
+        """Let the ranks remove a chunk, unless it is listed when the scheduler takes the keys."""
+        self._dropped[key] = everywhere or self._dropped.get(key, False)
 
 
 class RankCatalogue:
@@ -185,11 +142,10 @@ class RankCatalogue:
         self.library = self._make_library()
 
     def take_dropped(self) -> dict[str, bool]:
-        dropped, self._store.dropped = self._store.dropped, {}
-        return dropped
+        return self._store.take_dropped()
 
     def take_wanted(self) -> dict[str, int]:
-        return self._store.take_wanted()
+        return self._store.loads.take_wanted()
 
     def forget_chunks(self) -> None:
         """Empty the list; the ranks follow. What they report of earlier steps nobody asks for. They
@@ -217,10 +173,9 @@ class RankCatalogue:
             self._store.discard(key)
         self._store.note_loads(RankReport() if is_new else report)
         for (chunk, is_first), count in report.captured.items():
-            if is_new or count != self._size:
+            is_whole = not is_new and count == self._size
+            if not is_whole or not self.library.add(chunk.key, chunk, is_first=is_first):
                 self._store.discard(chunk.key)
-            else:
-                self.library.add(chunk.key, chunk, is_first=is_first)
 
     def _make_library(self) -> ChunkLibrary:
         """Return the library of the present weights, whose keys are no others' keys."""

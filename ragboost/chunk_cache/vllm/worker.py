@@ -20,7 +20,6 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.slot_filler import SlotFiller
 from ragboost.chunk_cache.model.ranks import Ranks, together
 from ragboost.chunk_cache.store.chunk import KV, ChunkKV
-from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.vllm.compat import engine_forward, find_ranks, paged_layer
 from ragboost.chunk_cache.vllm.connector import find_connector
 from ragboost.chunk_cache.vllm.data import (
@@ -75,7 +74,7 @@ class BlockFiller(SlotFiller):
         device = torch.device(runner.device)
         model = EngineModel(runner.get_model(), config, device=device, ranks=ranks)
         rows = int(config.scheduler_config.max_num_batched_tokens)
-        super().__init__(model, self._make_store(settings), settings=settings, rows=rows)
+        super().__init__(model, settings=settings, rows=rows)
         self.num_layers = model.num_layers
         self.block_size = int(config.cache_config.block_size)
         self.outcomes: dict[str, TokenOrigins] = {}  # until the scheduler takes them
@@ -190,9 +189,6 @@ class BlockFiller(SlotFiller):
         self.failed_requests.add(fill.request_id)
         self.outcomes.pop(fill.request_id, None)
 
-    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
-        return settings.make_store()
-
 
 class RankFiller(BlockFiller):
     """Chunk reuse in one of several workers. All do the same work in the same order."""
@@ -226,17 +222,17 @@ class RankFiller(BlockFiller):
         is_idle = not (work.num_tokens or work.fills or self._fills)
         if work.num_resets != self.num_resets and not is_idle:  # vLLM may sleep without weights
             self.num_resets = work.num_resets
-            self._store.clear()
+            self.library.store.clear()
             if self.check_weights():
                 self._begin_generation()
-        self._store.forget([self._own(key) for key in work.dropped])
+        self.library.store.forget([self._own(key) for key in work.dropped])
         for key in (key for key, everywhere in work.dropped.items() if everywhere):
-            self._store.discard(self._own(key))
-        self._store.prefetch({self._own(key): count for key, count in work.wanted.items()})
+            self.library.store.discard(self._own(key))
+        self.library.store.prefetch({self._own(key): count for key, count in work.wanted.items()})
         self._loading.update(dict.fromkeys(work.wanted, False))
         awaited = [self._own(key) for key, is_late in self._loading.items() if not is_late]
-        if is_idle and awaited and all(self._store.is_loading([own]) for own in awaited):
-            self._store.wait_for_load(timeout_s=LOAD_PAUSE_S)
+        if is_idle and awaited and all(self.library.store.is_loading([own]) for own in awaited):
+            self.library.store.wait_for_load(timeout_s=LOAD_PAUSE_S)
         fills = [self._with_kv(fill) for fill in work.fills]
         super().fill_step(replace(work, fills=[fill for fill in fills if fill is not None]))
 
@@ -253,17 +249,10 @@ class RankFiller(BlockFiller):
         return is_same
 
     def _begin_generation(self) -> None:
-        self._store.forget()
+        self.library.store.forget()
         self._loading.clear()
         self.generation += 1
         self._report = self._new_report()
-
-    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
-        # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
-        # what is left of a report that got lost.
-        doubled = settings.model_copy(update={"host_bytes": 2 * settings.host_bytes})
-        self._store = doubled.make_store()
-        return self._store
 
     def _new_report(self) -> RankReport:
         weights = self.library.identity.model if self.generation else ""
@@ -276,13 +265,13 @@ class RankFiller(BlockFiller):
         """Report the loads that have ended, and once those that take longer than computing."""
         for key, is_late in [*self._loading.items()]:
             own = self._own(key)
-            if self._store.is_on_its_way(own):
-                if not is_late and not self._store.is_loading([own]):
+            if self.library.store.is_on_its_way(own):
+                if not is_late and not self.library.store.is_loading([own]):
                     self._loading[key] = True
                     self._report.late.add(key)
                 continue
             del self._loading[key]
-            kv = self._store.get(own)
+            kv = self.library.store.get(own)
             if kv is None:
                 self._report.absent.add(key)
             else:
@@ -329,7 +318,12 @@ class RankFiller(BlockFiller):
 def make_filler(runner: Any, config: Any, settings: EngineChunkSettings) -> BlockFiller:
     """Return the filler of this worker, if its model passes the self-test."""
     ranks = find_ranks(config)
-    kind = BlockFiller if ranks.size == 1 else RankFiller
+    kind = BlockFiller
+    if ranks.size > 1:
+        kind = RankFiller
+        # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
+        # what is left of a report that got lost.
+        settings = settings.model_copy(update={"host_bytes": 2 * settings.host_bytes})
     filler = together(ranks, partial(kind, runner, config, ranks=ranks, settings=settings))
     result = together(ranks, partial(_self_test, filler, runner, config))
     logger.info("chunk reuse is on: %s", result)

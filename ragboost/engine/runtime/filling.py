@@ -2,18 +2,17 @@
 chunks, or by dependency attention (DepCache). Belongs to the engine thread."""
 
 import logging
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps, keep_measured
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, find_loads, plan_prompt
-from ragboost.chunk_cache.core.request import TokenOrigins, in_namespace
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_prompt
+from ragboost.chunk_cache.core.request import TokenOrigins
 from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.request_cache import RequestCache
-from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import RagBoostError
 from ragboost.graph.depcache import DepCache, DepKV
@@ -93,21 +92,16 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
 
     def add(self, request: EngineRequest) -> None:
         """Find the chunks of a request that begins to wait, and load them meanwhile."""
-        if request.chunks is None:
+        if (options := request.prompt.chunks) is None:
             return
-        options = request.chunks = in_namespace(request.chunks, request.salt)
-        library, tokens = self.reuse.library, request.prompt.token_ids
-        request.chunk_keys = find_chunks(options, tokens, library)
-        if options.reason is not None:  # computed exactly, and stored
-            return
-        beginning = library.key(tokens[: options.beginning], tenant=options.tenant)
-        lengths = {beginning: options.beginning}
-        lengths |= find_loads(options, request.chunk_keys, library)
-        request.awaited_keys, request.awaits_since = list(lengths), time.monotonic()
+        tokens, library = request.prompt.token_ids, self.reuse.library
         try:
-            self.reuse.store.prefetch(lengths)
-        except COMPUTE_ERRORS as error:  # such as no room for a thread
-            logger.warning("stored chunks are not loaded ahead: %s", error)
+            request.asked = ReusingRequest.begin(
+                "", options, tokens, namespace=[request.salt], library=library
+            )
+        except COMPUTE_ERRORS as error:
+            logger.warning("chunks are not reused: %s", error)
+            request.is_filling = False
 
     def renew(self, unfinished: Iterable[EngineRequest]) -> bool:
         """If the model's weights were changed in place, find and store no KV of the former ones any
@@ -117,32 +111,34 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
             return False
         self.reuse.library = library
         for request in unfinished:
-            request.chunk_keys = {}
+            if request.asked is not None:
+                request.asked.forget_chunks()
         return True
 
     def is_loading(self, request: EngineRequest) -> bool:
         """Return True while stored chunks of a request are on their way, and waiting is expected to
-        be faster than computing; not for loads that later requests have started."""
-        if time.monotonic() - request.awaits_since > MAX_WAIT_S:
+        be faster than computing."""
+        asked = request.asked
+        if asked is None or asked.options.reason is not None:
             return False
-        return self.reuse.store.is_loading(request.awaited_keys)
+        return asked.awaits_chunks(self.reuse.library, prefix_tokens=0)
 
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[PlannedFilling | None]:
-        options, tokens = request.chunks, request.prompt.token_ids
-        assert options is not None, "a request without chunk reuse"
-        library, prefix_tokens, prefix = self.reuse.library, request.num_computed, None
-        if prefix_tokens < options.beginning:
-            prefix = library.find_beginning(tokens, options.beginning, tenant=options.tenant)
-            prefix_tokens = prefix_tokens if prefix is None else options.beginning
+        asked, library = request.asked, self.reuse.library
+        assert asked is not None, "a request without chunk reuse"
         plan = plan_prompt(
-            options, tokens, prefix_tokens=prefix_tokens, keys=request.chunk_keys, library=library
+            asked.options,
+            asked.tokens,
+            prefix_tokens=request.num_computed,
+            keys=asked.keys,
+            library=library,
         )
         if isinstance(plan, str):  # computed exactly
             return None
         filled = yield from fill_steps(
             self.reuse.adapter,
             plan,
-            prefix=prefix,
+            prefix=None,
             backend=self.reuse.backend,
             pace=pace,
             into=_prompt_cache(request),
@@ -154,9 +150,8 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
             return
         plan, filled = result
         keep_measured(self.reuse.adapter, self.reuse.library, plan, filled)
-        for number, kv in enumerate(plan.stored):
-            if kv is not None:  # taken out again, it would be approximate
-                request.chunk_keys.pop(number, None)
+        assert request.asked is not None, "a request without chunk reuse"
+        request.asked.keep_stored(plan)
         exact_until = plan.approximate if filled.counts.reused else None
         request.continue_at(plan.stop, filled.counts, exact_until=exact_until)
 
@@ -166,29 +161,24 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
 
     def finish_prompt(self, request: EngineRequest) -> None:
         """Store new chunks of a computed prompt."""
-        if request.chunks is None or request.origins is None:
+        asked = request.asked
+        if asked is None or request.origins is None:
             return
         self.totals = TokenOrigins(*map(sum, zip(self.totals, request.origins, strict=True)))
         try:
-            self._keep(request)
+            chunks = asked.take_captures(
+                self.reuse.library,
+                pass_start=0,
+                num_computed=request.num_prompt_tokens,
+                exact_stop=request.exact_until,
+            )
+            self.num_stored += self.reuse.take(_prompt_cache(request), asked.tokens, chunks)
         except COMPUTE_ERRORS as error:  # such as no memory for the copies
             logger.warning("chunks not stored: %s", error)
 
     def close(self) -> None:
         super().close()
         self.reuse.store.close()
-
-    def _keep(self, request: EngineRequest) -> None:
-        options, end = request.chunks, request.num_prompt_tokens
-        assert options is not None, "a request without chunk reuse"
-        self.num_stored += self.reuse.keep(
-            _prompt_cache(request),
-            request.prompt.token_ids,
-            [options.chunks[number] for number in request.chunk_keys],
-            num_system=options.beginning,
-            num_exact=end if request.exact_until is None else request.exact_until,
-            tenant=options.tenant,
-        )
 
 
 def _prompt_cache(request: EngineRequest) -> RequestCache:

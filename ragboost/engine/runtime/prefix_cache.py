@@ -4,7 +4,6 @@ events as vLLM does. Does not know tensors or requests."""
 import hashlib
 import heapq
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -182,22 +181,6 @@ class BlockCache:
     def take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
-
-    def check_integrity(self) -> None:
-        blocks = list(self._blocks.values())
-        assert len(blocks) <= self.num_blocks, f"{len(blocks)} blocks in {self.num_blocks} slots"
-        slots = sorted([*self._free, *(block.slot for block in blocks)])
-        assert slots == list(range(self.num_blocks)), f"slots lost or doubled: {slots}"
-        children = Counter(block.parent.key for block in blocks if block.parent is not None)
-        for block in blocks:
-            if block.parent is not None:
-                assert self.holds(block.parent), f"slot {block.slot} outlived its parent"
-                is_older = block.parent.last_used < block.last_used
-                assert block.num_users or not is_older, "parent is older than its free child"
-                assert block.parent.num_users >= block.num_users, "child held, parent free"
-            counted = children[block.key]
-            assert block.num_children == counted, (block.slot, block.num_children, counted)
-            assert block.num_users >= 0, (block.slot, block.num_users)
 
     def _use(self, block: CacheBlock, *, is_hit: bool) -> None:
         block.num_users += 1

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ragboost.chunk_cache.core.request import EngineChunkRequest, TokenOrigins
+from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.engine.runtime.kv import RequestKV
 from ragboost.engine.runtime.prefix_cache import CacheBlock, block_key
 from ragboost.graph.layout import Layout
@@ -96,13 +97,11 @@ class EngineRequest:
         self.cached_tokens = 0
         self.held: list[CacheBlock] = []
         self.kv: RequestKV | None = None  # from the first step to the end of the request
-        self.chunks = prompt.chunks  # None: the prompt is computed exactly, and nothing stored
+        # Its chunks, once it waits; None: the prompt is computed exactly, and nothing stored.
+        self.asked: ReusingRequest | None = None
         is_reusing = prompt.chunks is not None and prompt.chunks.reason is None
         # A part of the prompt is still to be filled.
         self.is_filling = is_reusing or prompt.graph is not None
-        self.chunk_keys: dict[int, str] = {}  # of the chunks to store, by number
-        self.awaited_keys: list[str] = []  # of stored KV that may be loaded before it begins
-        self.awaits_since = 0.0
         # First position whose KV differs from a plain prefill's; KV from here on never enters the
         # prefix cache. None: all KV is exact.
         self.exact_until: int | None = None
@@ -120,7 +119,7 @@ class EngineRequest:
 
     @property
     def origins(self) -> TokenOrigins | None:
-        if self.chunks is None and self.prompt.graph is None:
+        if self.prompt.chunks is None and self.prompt.graph is None:
             return None
         computed = self.num_prompt_tokens - self.cached_tokens
         return self._filled or TokenOrigins(exact=self.cached_tokens, computed=computed)

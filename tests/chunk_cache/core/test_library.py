@@ -4,13 +4,10 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import ChunkReuse
@@ -22,7 +19,14 @@ from ragboost.chunk_cache.store.influence import Influence
 from ragboost.chunk_cache.store.keys import Identity, behind_key, keys_of
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
-from tests.chunk_cache.prompts import IDENTITY, exact_prefix, learn, make_library, make_request
+from tests.chunk_cache.prompts import (
+    IDENTITY,
+    exact_prefix,
+    learn,
+    make_library,
+    make_request,
+    take,
+)
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.eventually import eventually
 
@@ -157,11 +161,8 @@ def test_a_look_up_counts_once_however_many_kv_a_chunk_has(
     assert (library.num_hits, library.misses) == (1, {"absent": 1})
 
 
-@pytest.mark.parametrize(
-    "options", [{"policy": "hybrid-offline"}, {"policy": "epic", "measure": True}]
-)
 def test_kv_computed_alone_comes_from_disk_where_only_that_is_reused(
-    adapter: ModelAdapter, tmp_path: Path, options: dict[str, Any]
+    adapter: ModelAdapter, tmp_path: Path
 ) -> None:
     """What such a request computes must not depend on what an engine has in memory."""
     system, chunks, question = make_prompt()
@@ -171,17 +172,14 @@ def test_kv_computed_alone_comes_from_disk_where_only_that_is_reused(
     for chunk in chunks:
         kv = first.get(library.key(chunk))
         assert kv is not None
-        measured = ChunkMeasure(
-            torch.ones(len(chunk)), Influence((), (), 1.0, 2.0, tuple(range(len(chunk))))
-        )
-        library.measure(
-            library.key(chunk), measured, behind=measured.added_to(replace(kv, base=50))
-        )
+        influence = Influence((), (), 1.0, 2.0, tuple(range(len(chunk))))
+        behind = replace(kv, base=50, influence=influence)
+        library.measure(library.key(chunk), influence, behind=behind)
     first.close()
 
     disk = DiskTier(tmp_path, capacity_bytes=1 << 24)
     library.store = store = TieredStore(disk=disk, waits=False)
-    request, tokens = make_request(system, chunks, question, **options)
+    request, tokens = make_request(system, chunks, question, policy="epic", measure=True)
     entry = {"chunks": request.chunks, "policy": request.policy, "measure": request.measure}
     read = ReusingRequest.read(
         "a",
@@ -227,5 +225,6 @@ def test_a_corpus_is_computed_alone_also_where_requests_left_it_behind_others(
 ) -> None:
     system, chunks, question = make_prompt()
     reuse = ChunkReuse(adapter, TieredStore(), identity=IDENTITY, backend=None)
-    reuse.prefill(system, chunks, question, keep=True)
+    result = reuse.prefill(system, chunks, question)
+    take(reuse, result, system, chunks, question)
     assert reuse.precompute(system, chunks) == len(chunks) - 1

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
+from ragboost.chunk_cache.model.attention.varlen import VarlenAttention
 from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.errors import RagBoostError
@@ -58,5 +60,5 @@ def test_a_store_with_a_directory_opens_again_with_its_chunks(tmp_path: Path) ->
 
 def test_an_accelerator_selects_blocks() -> None:
     cpu, gpu = (EngineChunkSettings.read({}, device=kind) for kind in ("cpu", "cuda"))
-    assert (cpu.granularity, cpu.backend) == (1, "tiled")
-    assert (gpu.granularity, gpu.backend) == (16, "varlen")
+    assert (cpu.granularity, type(cpu.backend)) == (1, TiledAttention)
+    assert (gpu.granularity, type(gpu.backend)) == (16, VarlenAttention)

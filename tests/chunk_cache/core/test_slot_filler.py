@@ -11,7 +11,6 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.slot_filler import SlotFiller
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.chunk import KV
-from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_request
 
@@ -36,7 +35,7 @@ def adapter() -> ModelAdapter:
 
 def make_filler(adapter: ModelAdapter, fill: str = "faster") -> ListFiller:
     settings = EngineChunkSettings.read({"fill": fill})
-    return ListFiller(adapter, TieredStore(), settings=settings, rows=1000)  # type: ignore[arg-type]
+    return ListFiller(adapter, settings=settings, rows=1000)  # type: ignore[arg-type]
 
 
 def test_a_filling_in_pieces_is_one_sample_with_the_time_of_all(adapter: ModelAdapter) -> None:

@@ -50,7 +50,7 @@ def measured() -> _Measured:
         _outcome(*DEFAULT, kl=0.5, cpu_s=3.0),
         _outcome("epic", 0.2, kl=0.3, cpu_s=2.0),
         _outcome("a3", 0.1, kl=0.4, cpu_s=1.0),
-        _outcome("hybrid", 0.3, kl=0.1, cpu_s=4.0),
+        _outcome("gradual", 0.3, kl=0.1, cpu_s=4.0),
     ]
     calibrator.arms = {(row.policy, row.ratio): row for row in rows}
     calibrator.asked = []
@@ -63,7 +63,7 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 def test_the_nearest_arm_that_costs_no_more_than_the_default_is_chosen(measured: _Measured) -> None:
     cases = [_case(seed) for seed in range(5)]
-    arms = [("epic", 0.2), ("a3", 0.1), ("hybrid", 0.3)]
+    arms = [("epic", 0.2), ("a3", 0.1), ("gradual", 0.3)]
 
     rows = choose(measured, cases, arms, max_cost=None, on_progress=_silent)
 
@@ -72,18 +72,18 @@ def test_the_nearest_arm_that_costs_no_more_than_the_default_is_chosen(measured:
         ("a3", 0.1),
         (DEFAULT[0], 0.3),
     ]
-    assert measured.asked.count(("hybrid", 0.3)) == 3, "dropped once its cost is known"
+    assert measured.asked.count(("gradual", 0.3)) == 3, "dropped once its cost is known"
     assert measured.asked.count(("epic", 0.2)) == 5
 
 
 def test_a_given_cost_decides_instead(measured: _Measured) -> None:
     cases = [_case(seed) for seed in range(4)]
-    arms = [("epic", 0.2), ("a3", 0.1), ("hybrid", 0.3)]
+    arms = [("epic", 0.2), ("a3", 0.1), ("gradual", 0.3)]
 
     (cheap,) = choose(measured, cases, arms, max_cost=0.1, on_progress=_silent)
     best, *_ = choose(measured, cases, arms, max_cost=0.5, on_progress=_silent)
 
-    assert (cheap.policy, best.policy) == ("a3", "hybrid")
+    assert (cheap.policy, best.policy) == ("a3", "gradual")
     with pytest.raises(ChunkCacheError, match=r"every policy and ratio costs more than 0\.05"):
         choose(measured, cases, arms, max_cost=0.05, on_progress=_silent)
 
@@ -126,7 +126,7 @@ def test_the_command_writes_what_engines_read_and_resumes(
     unconfirmed = run()
     assert (unconfirmed["policy"], unconfirmed["ratio"]) == DEFAULT
     assert Calibration.read(out).policy == DEFAULT[0]
-    command[-1] = "hybrid-offline"
+    command[-1] = "cachecraft"
     with pytest.raises(ChunkCacheError, match="--policy must be one of epic"):
         run()
 

@@ -63,13 +63,13 @@ def test_the_command_evaluates_a_model_on_a_file_of_token_ids(tmp_path: Path) ->
         lines.append(json.dumps(row))
     (tmp_path / "cases.jsonl").write_text("\n".join(lines), encoding="utf-8")
     command = ["eval-reuse", "--model", str(tmp_path / "model")]
-    command += ["--data", str(tmp_path / "cases.jsonl"), "--policy", "hybrid-offline"]
+    command += ["--data", str(tmp_path / "cases.jsonl"), "--policy", "cachecraft"]
     command += ["--ratio", "0.2", "--json"]
 
     done = CliRunner().invoke(app, command, catch_exceptions=False)
 
     rows = json.loads(done.stdout)["rows"]
-    assert [row["policy"] for row in rows] == ["full", "reuse", "hybrid-offline"]
+    assert [row["policy"] for row in rows] == ["full", "reuse", "cachecraft"]
     assert rows[0]["kl"] == 0.0 < rows[1]["kl"]
     assert (rows[0]["same_answer"], rows[0]["num_prompts"]) == (1.0, 2)
     assert all(0.0 <= row["score"] <= 1.0 and row["cost"] > 0 for row in rows)

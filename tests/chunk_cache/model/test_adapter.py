@@ -11,12 +11,12 @@ from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.selection.baseline import Random
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.errors import UnsupportedModelError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
+from tests.chunk_cache.random_policy import Random
 from tests.chunk_cache.reference import ordinary
 
 
@@ -65,8 +65,8 @@ def test_attention_that_was_replaced_is_noticed_and_can_be_installed_again() -> 
     assert self_test(adapter).full_error < 1e-6
 
 
-@pytest.mark.parametrize("backend", [None, "tiled"])
-def test_the_embedded_engine_and_reuse_share_a_model(backend: str | None) -> None:
+@pytest.mark.parametrize("backend", [None, TiledAttention()])
+def test_the_embedded_engine_and_reuse_share_a_model(backend: TiledAttention | None) -> None:
     model = build_model("qwen3-qk-norm")
     system, chunks, question = make_prompt()
     tokens = [*system, *flat(chunks), *question]
@@ -91,7 +91,7 @@ def test_the_embedded_engine_and_reuse_share_a_model(backend: str | None) -> Non
         keys[:, : len(tokens)], values[:, : len(tokens)] = layer.keys[0], layer.values[0]
     segment = Segment([tokens[row] for row in rows.tolist()], rows, len(tokens), kv)
     stepped = runner.forward([segment])
-    alone = reuse.prefill(system, chunks, question, policy="random", ratio=0.3)
+    alone = reuse.prefill(system, chunks, question, policy=Random(), ratio=0.3)
     torch.testing.assert_close(stepped[0], alone.logits, atol=1e-5, rtol=1e-5)
 
 

@@ -7,12 +7,13 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.selection.baseline import Random
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import UnsupportedModelError
 from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
+from tests.chunk_cache.random_policy import Random
 from tests.chunk_cache.reference import full_reuse, ordinary, token_by_token
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning")
@@ -47,10 +48,10 @@ def test_computing_every_token_is_bit_identical_to_the_ordinary_forward(family: 
     assert result.counts.computed == len(tokens) == result.num_publishable
 
 
-@pytest.mark.parametrize("backend", [None, "tiled"])
+@pytest.mark.parametrize("backend", [None, TiledAttention()])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ratio_1_over_a_stored_system_prompt_equals_the_ordinary_forward(
-    family: str, backend: str | None
+    family: str, backend: TiledAttention | None
 ) -> None:
     adapter = build_adapter(family)
     system, chunks, question = make_prompt()
@@ -90,7 +91,7 @@ def test_partial_recompute_equals_decoding_token_by_token(family: str) -> None:
     rows = assembly.rows_to_compute(at_once(Random().select(adapter, assembly, ratio=0.4)))
     layers = [(layer.keys.clone(), layer.values.clone()) for layer in assembly.cache.layers]
 
-    result = reuse.prefill(system, chunks, question, policy="random", ratio=0.4)
+    result = reuse.prefill(system, chunks, question, policy=Random(), ratio=0.4)
 
     want, logits = token_by_token(adapter.model, layers, assembly.tokens, rows.tolist())
     assert (result.logits - logits).abs().max() <= 2e-6 * max(1.0, float(logits.abs().max()))

@@ -93,4 +93,4 @@ def test_an_engine_takes_policy_and_ratio_of_the_calibration_and_of_nothing_else
     assert (settings.defaults.policy, settings.defaults.ratio) == ("mean-layers", 0.2)
     with pytest.raises(ConfigError, match="`calibration` decides `ratio`"):
         EngineChunkSettings.read({"calibration": str(path), "ratio": 0.3})
-    assert {"full", "reuse", "random", "cachecraft"}.isdisjoint(calibrated_policies())
+    assert {"full", "reuse", "cachecraft"}.isdisjoint(calibrated_policies())

@@ -9,7 +9,7 @@ from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 
-LOOKING = ["a3", "cacheblend", "hybrid", "gradual"]
+LOOKING = ["a3", "cacheblend", "gradual"]
 """Policies that compute layers before they choose."""
 
 

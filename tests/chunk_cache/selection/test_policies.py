@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly
 from ragboost.chunk_cache.model.pace import at_once
@@ -77,7 +76,7 @@ def test_cacheblend_scores_with_the_change_of_layer_1(
     torch.testing.assert_close(got[1], values, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["cacheblend", "cacheblend-v", "a3", "hybrid", "gradual"])
+@pytest.mark.parametrize("policy", ["cacheblend", "cacheblend-v", "a3", "gradual"])
 def test_a_policy_that_computes_layer_1_of_all_tokens_leaves_no_stale_kv_in_it(
     reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor], policy: str
 ) -> None:
@@ -143,31 +142,10 @@ def test_anchored_takes_the_heads_of_chunks_and_what_the_question_attends_to(
     assert len(set(chosen) - {*heads, *range(28, 30), *range(48, 50), *range(68, 70)}) >= 3
 
 
-def test_random_depends_on_its_seed_alone(reuse: ChunkReuse) -> None:
-    def draw(seed: int) -> tuple[int, ...]:
-        policy = make_policy("random", seed=seed)
-        return reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy).selected
-
-    assert draw(1) == draw(1) != draw(2)
-
-
-def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid() -> None:
-    reuse = ChunkReuse(build_adapter(), TieredStore())
-    for number in range(4):
-        near = [CHUNKS[0], CHUNKS[1]] if number == 2 else [CHUNKS[number]]
-        measure(reuse, SYSTEM, CHUNKS[number], neighbours=near)
-    assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
-    assert assembly.sensitivity[26:86].gt(0).all()
-    result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="hybrid-offline", ratio=0.3)
-    view = view_of(reuse)
-    want = rank(at_once(view.mean_question_attention())[26:86]) + rank(assembly.sensitivity[26:86])
-    assert set(result.selected) == set((want.topk(18).indices + 26).tolist())
-
-
 @pytest.mark.parametrize("policy", sorted(MEASURED))
 def test_a_policy_without_the_measurements_that_it_needs_is_refused(policy: str) -> None:
     reuse = ChunkReuse(build_adapter(), TieredStore())
-    measure(reuse, SYSTEM, CHUNKS[1], neighbours=[CHUNKS[0]])
+    reuse.measure(SYSTEM, CHUNKS[1], neighbours=[CHUNKS[0]])
     reuse.precompute(SYSTEM, CHUNKS[:3])
     named = f"the policy {policy} needs .* chunk 2 was stored without it"
     with pytest.raises(ChunkCacheError, match=named):

@@ -32,7 +32,6 @@ def make_chunk(
         layers=layers,
         regime="regime",
         length=3 + num_tokens,
-        sensitivity=torch.arange(num_tokens).float(),
         influence=Influence(("a", "b"), (0.5, 0.25), 1.5, 2.0, tuple(range(num_tokens))),
         exact_after="digest",
         compute_s=compute_s,
@@ -52,7 +51,6 @@ def same(one: ChunkKV | None, other: ChunkKV | None) -> bool:
             for mine, yours in zip(one.layers, other.layers, strict=True)
             for a, b in zip(mine, yours, strict=True)
         )
-        and torch.equal(torch.as_tensor(one.sensitivity), torch.as_tensor(other.sensitivity))
     )
 
 

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import ChunkTier
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.memory import MemoryTier
+from ragboost.chunk_cache.store.memory import ChunkTier, MemoryTier
 from ragboost.chunk_cache.store.remote import join_remote
 from ragboost.errors import StoreUnavailableError
-from research.eviction.lru import LRU
 from tests.fakes import mooncake
 from tests.fakes.mooncake import MooncakeServer
 from tests.fakes.redis import PROGRAM, RedisServer
@@ -84,7 +82,6 @@ def opened(kind: str, folder: Path) -> Iterator[OpenPlace]:
     if kind == "memory":
         yield lambda: MemoryTier(
             capacity_bytes=1 << 24,
-            policy=LRU(),
             clock=lambda: 0.0,
             on_evict=lambda key, chunk: None,
         )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.store.contract import ChunkTier
 from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.memory import ChunkTier
 from ragboost.chunk_cache.store.remote.tier import RemoteTier
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.store.chunks import make_chunk, same

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
+from tests.integrity import check_store
 
 
 def make_chunk(num_tokens: int = 4) -> ChunkKV:
@@ -26,7 +27,7 @@ def test_the_least_recently_used_chunk_goes_first() -> None:
     store.put("c", make_chunk())
 
     assert ("a" in store, "b" in store, "c" in store) == (True, False, True)
-    store.check_integrity()
+    check_store(store)
 
 
 def test_a_chunk_larger_than_the_store_is_not_kept_and_evicts_nothing() -> None:
@@ -44,12 +45,12 @@ def test_what_was_given_out_stays_valid_after_an_eviction_and_a_replacement() ->
     held = store.get("a")
     assert held is not None
 
-    store.replace("a", replace(make_chunk(), sensitivity=torch.ones(4)))
+    store.replace("a", replace(make_chunk(), exact_after="other"))
     store.put("b", make_chunk())
     store.replace("a", make_chunk())
 
     assert "a" not in store
-    assert held.sensitivity is None
+    assert held.exact_after is None
     assert torch.equal(held.layers[0][0], torch.ones(1, 1, 4, 2))
 
 
@@ -70,9 +71,9 @@ def test_the_books_add_up_after_anything(steps: list[tuple[str, int, bool]]) -> 
             store.put(key, make_chunk(size))
         else:
             store.get(key)
-        store.check_integrity()
+        check_store(store)
     store.clear()
-    store.check_integrity()
+    check_store(store)
     assert len(store.memory) == 0
 
 

@@ -5,6 +5,7 @@ from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import HungPlace
 from tests.eventually import DEADLINE_S, eventually
+from tests.integrity import check_store
 
 SIZE = make_chunk().size_bytes
 
@@ -24,7 +25,7 @@ def test_a_pinned_chunk_stays_while_others_come_and_go() -> None:
     for number in range(20, 40):
         store.put(str(number), make_chunk(number))
     assert "pinned" not in store
-    store.check_integrity()
+    check_store(store)
 
 
 def test_pins_never_take_more_than_half_of_the_memory() -> None:
@@ -34,7 +35,7 @@ def test_pins_never_take_more_than_half_of_the_memory() -> None:
     assert [pin(store, str(number)) for number in range(10)] == [True] * 5 + [False] * 5
     for number in range(10, 30):
         assert store.put(str(number), make_chunk(number))
-    store.check_integrity()
+    check_store(store)
     store.discard("0")
     store.clear()
     assert not store.memory.kept_bytes

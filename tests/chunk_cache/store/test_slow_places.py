@@ -16,6 +16,7 @@ from ragboost.errors import StoreUnavailableError
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import Place
 from tests.fakes.virtual_threads import VirtualThreads
+from tests.integrity import check_store
 
 TOKENS, COMPUTE_S = 10, 0.1  # of a chunk
 NUM_CHUNKS, PER_REQUEST, IN_MEMORY = 40, 4, 8
@@ -98,7 +99,7 @@ def run(time: VirtualThreads, answer: Answer, *, num_requests: int = 200) -> Sha
         for key in missing:
             store.put(key, chunks[key])
         time.advance(0.1)
-        store.check_integrity()
+        check_store(store)
     whole = PER_REQUEST * COMPUTE_S
     later = waited[num_requests // 2 :] + computed[num_requests // 2 :]
     return Shares(

@@ -17,7 +17,6 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store import background, load_table
 from ragboost.chunk_cache.store import disk as disk_module
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.store.workers import Speeds
@@ -25,6 +24,7 @@ from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import stored_kv
 from tests.chunk_cache.store.chunks import files_of_at_most, make_chunk, same
 from tests.eventually import DEADLINE_S, eventually
+from tests.integrity import check_store
 
 SIZE = make_chunk().size_bytes
 
@@ -64,11 +64,11 @@ def slow_disk() -> Speeds:
 
 
 def test_kv_that_leaves_memory_comes_back_from_disk(disk: DiskTier) -> None:
-    store: KVStore = TieredStore(host_bytes=2 * SIZE, disk=disk)
+    store = TieredStore(host_bytes=2 * SIZE, disk=disk)
     assert isinstance(store, TieredStore)
     for number in range(6):
         assert store.put(str(number), make_chunk(number))
-        store.check_integrity()
+        check_store(store)
     store.flush()
     assert len(store.memory) == 2
     for number in range(6):
@@ -278,7 +278,7 @@ def test_many_threads_get_only_what_was_put(disk: DiskTier) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(work, range(4))) == [0] * 4
-    store.check_integrity()
+    check_store(store)
     store.close()
 
 

@@ -28,6 +28,7 @@ from tests.chunk_cache.store.places import Place
 from tests.chunk_cache.vllm.test_worker import filler
 from tests.eventually import DEADLINE_S
 from tests.fakes.virtual_threads import VirtualThreads
+from tests.integrity import check_store
 
 __all__ = ["filler"]
 
@@ -224,7 +225,7 @@ class World:
             rank.filled.clear()
             rank.failed_requests.clear()
             rank.failed_blocks.clear()
-            rank._store.check_integrity()
+            check_store(rank.library.store)
 
     def ask_for_all(self) -> int:
         """Ask for one chunk after the other; return the hits."""
@@ -258,15 +259,15 @@ def kind(filler: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
                 regime=lambda length: "r",
             )
             self.block_size, self.filled = TOKENS, {}
-            self._store = TieredStore(
+            store = TieredStore(
                 remote=place,
                 waits=False,
                 clock=time.monotonic,
                 host_bytes=2 * IN_MEMORY * KV_BYTES,
                 write_bytes=4 * KV_BYTES,
             )
-            self._store._tiers[0].speeds.computed(TOKENS, 0.1)
-            self.library = ChunkLibrary(self._store, identity=Identity(model="w0"), regime="r")
+            store._tiers[0].speeds.computed(TOKENS, 0.1)
+            self.library = ChunkLibrary(store, identity=Identity(model="w0"), regime="r")
             self._reported_generation, self._report, self._loading = 0, RankReport(), {}
 
         @property
@@ -322,7 +323,7 @@ def test_ranks_agree_whatever_their_places_do_and_load_again_afterwards(
             place = choice.choice(world.places)
             place.mode, place.damaged = choice.choice(sorted(MODES)), damaged
         elif chance < 0.28:
-            choice.choice(world.ranks)._store.forget()
+            choice.choice(world.ranks).library.store.forget()
         elif chance < 0.3:
             time.advance(choice.choice([0.1, 1.0, 6.0]))
         world.step()

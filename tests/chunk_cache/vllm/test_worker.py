@@ -102,8 +102,8 @@ def rank(filler: Any, place: HungPlace) -> Any:
     class Rank(type(filler), RankFiller):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self._store = TieredStore(remote=place, waits=False)
-            self.library = ChunkLibrary(self._store, identity=Identity(model="m"), regime="r")
+            store = TieredStore(remote=place, waits=False)
+            self.library = ChunkLibrary(store, identity=Identity(model="m"), regime="r")
             self._reported_generation = 0
             self._report, self._loading = RankReport(), {}
 
@@ -212,7 +212,7 @@ def test_a_step_without_tokens_ends_when_a_chunk_has_been_loaded(
 def test_a_step_of_running_requests_waits_for_no_load(
     rank: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank._store, "wait_for_load", None)
+    monkeypatch.setattr(rank.library.store, "wait_for_load", None)
     rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
     assert rank.take_report() is None
 
@@ -221,7 +221,7 @@ def test_a_load_that_is_late_is_reported_as_that_once_and_goes_on(
     rank: Any, place: HungPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(rank._store._loads, "_clock", lambda: now[0])
+    monkeypatch.setattr(rank.library.store._loads, "_clock", lambda: now[0])
     place.chunks["a-0"] = make_chunk()
     rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
     assert rank.take_report() is None
@@ -267,14 +267,14 @@ def test_a_chunk_of_new_weights_is_not_stored_under_a_key_of_the_old_ones(
     work = StepWork(captures=[capture])
     rank.capture_step(work)
     assert len(rank.take_report().captured) == 1
-    rank._store.clear()
-    other = ChunkLibrary(rank._store, identity=Identity(model="n"), regime="r")
+    rank.library.store.clear()
+    other = ChunkLibrary(rank.library.store, identity=Identity(model="n"), regime="r")
     monkeypatch.setattr(rank.library, "renewed", lambda model: other)
     rank.check_weights()
     rank.capture_step(work)  # the scheduler does not know yet
     report = rank.take_report()
     assert (report.generation, report.weights, report.captured) == (1, "n", Counter())
-    rank._store.flush()
+    rank.library.store.flush()
     assert not place.chunks
 
 
@@ -290,12 +290,12 @@ def test_after_a_reset_a_rank_looks_at_its_weights_in_the_next_step_that_compute
         return library
 
     monkeypatch.setattr(rank.library, "renewed", renewed)
-    rank._store.put("a-0", make_chunk())
+    rank.library.store.put("a-0", make_chunk())
     rank.fill_step(StepWork(num_resets=2))
     assert not looks, "a sleeping engine has no weights"
     for _ in range(2):
         rank.fill_step(StepWork(num_resets=2, num_tokens=1))
     assert len(looks) == 1
-    assert rank._store.get("a-0") is None
+    assert rank.library.store.get("a-0") is None
     report = rank.take_report()
     assert (report.generation, report.weights, report.num_resets) == (1, "m", 2)

@@ -147,7 +147,7 @@ def test_documents_of_the_chat_template_are_chunks(empty: Served) -> None:
     exact, approximate, recomputed, computed = sources(ask_about([2, 1, 0]))
     assert exact < 20, "the system prompt"
     assert approximate + recomputed > 150
-    assert computed - BETWEEN < 20
+    assert computed - BETWEEN < 20 + 16, "the question, and less than a block before the documents"
 
 
 def test_a_later_turn_finds_chunks_that_the_first_turns_system_prompt_precedes(

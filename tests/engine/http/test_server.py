@@ -13,6 +13,7 @@ import torch
 from ragboost.engine.runtime.attention import Segment
 from tests.engine.conftest import MODEL, Served, serve_engine
 from tests.engine.leaving import leave_while_running, wait_until_idle
+from tests.integrity import check_blocks
 from tests.metrics import read_metric
 
 DOCUMENTS = [
@@ -357,7 +358,7 @@ def test_client_that_leaves_frees_the_engine(fresh: Served, is_stream: bool) -> 
     leave_while_running(fresh, body)
     assert read_metric(fresh.url, "ragboost_engine_generation_tokens_total") - before < 1500
     cache = fresh.engine.store.cache
-    cache.check_integrity()
+    check_blocks(cache)
     assert cache.evict(len(cache)) > 0
     assert len(cache) == 0, "nothing is held any more"
 

@@ -13,6 +13,7 @@ from ragboost.engine.runtime.prefix_cache import (
     event_hash,
 )
 from research.eviction import POLICIES
+from tests.integrity import check_blocks
 
 BLOCK_SIZE = 2
 
@@ -65,7 +66,7 @@ def test_held_blocks_are_never_evicted() -> None:
     assert put(cache, [5, 6]) == []
     cache.release(held)
     assert len(put(cache, [5, 6])) == 1
-    cache.check_integrity()
+    check_blocks(cache)
 
 
 def test_insert_stores_what_fits() -> None:
@@ -94,7 +95,7 @@ def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> N
     cache.release(held)
     assert len(put(cache, [1, 2, 3, 4])) == 2
     assert isinstance(cache.take_events()[1], AllBlocksCleared)
-    cache.check_integrity()
+    check_blocks(cache)
 
 
 def test_blocks_that_waiting_requests_will_use_stay() -> None:
@@ -110,7 +111,7 @@ def test_blocks_that_waiting_requests_will_use_stay() -> None:
     cache.look_ahead([])
     put(cache, [7, 7])
     assert len(cache.match(keys_of([1, 1, 2, 2]))) == 1, "without a queue: the oldest leaf"
-    cache.check_integrity()
+    check_blocks(cache)
 
 
 def test_the_least_used_leaf_goes_first_where_uses_count() -> None:
@@ -184,7 +185,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_holds(self) -> None:
-        self.cache.check_integrity()
+        check_blocks(self.cache)
         assert len(self.cache) <= 6
         for held in self.running:
             assert all(self.cache.holds(block) for block in held), "a held block was evicted"

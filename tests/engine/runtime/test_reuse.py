@@ -8,7 +8,6 @@ import torch
 
 from ragboost.chunk_cache.core.request import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
@@ -20,6 +19,7 @@ from ragboost.engine.runtime.request import EngineRequest, SamplingParams
 from tests.chunk_cache.prompts import stored_kv
 from tests.engine.submitting import Parts, Request, running
 from tests.eventually import eventually
+from tests.integrity import check_store
 
 STEP = 64
 SETTINGS = EngineSettings(
@@ -81,7 +81,8 @@ def test_chunks_that_a_request_computes_are_reused_by_the_next_one_and_computed_
     warm = Request(engine, parts_of([3, 1, 2], question=2), reuse=approx()).sources()
 
     assert cold == (0, 0, 0, 20 + 120 + 12)
-    assert warm == (20, 90, 30, 12)
+    # One block of the system prompt is in the prefix cache.
+    assert warm == (16, 90, 30, 4 + 12)
     assert engine.chunk_filler is not None
     assert engine.chunk_filler.num_stored == 3, "nothing new"
 
@@ -91,7 +92,7 @@ def test_chunks_behind_the_same_ones_as_before_are_exact(engine: Engine) -> None
     wait_for_chunks(engine, 3)
     engine.reset_prefix_cache().result()
     again = Request(engine, parts_of([1, 2, 3, 4], question=2), reuse=approx())
-    assert again.sources() == (140, 0, 0, 40 + 12)
+    assert again.sources() == (120, 0, 0, 20 + 40 + 12)
     assert again.submitted.exact_until is None
     want = Request(engine, parts_of([1, 2, 3, 4], question=2), reuse=None, salt="other").tokens()
     assert [Request(engine, parts_of([1, 2, 3, 4], question=2)).tokens()] == [want]
@@ -104,14 +105,14 @@ def test_a_chunk_that_an_exact_request_computed_is_taken_from_the_prefix_cache(
     Request(engine, parts_of([1, 2], question=2), reuse=approx()).finish()
     wait_for_chunks(engine, 2)
     assert Request(engine, parts_of([2, 1], question=3), reuse=approx()).sources() == (
-        (20, 60, 20, 12)
+        (16, 60, 20, 4 + 12)
     )
 
 
 def test_a_prompt_whose_chunks_cannot_be_copied_is_answered(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ChunkReuse, "keep", out_of_memory)
+    monkeypatch.setattr(ChunkReuse, "take", out_of_memory)
     outputs = Request(engine, parts_of([1, 2]), reuse=approx()).finish()
     assert [output.finish_reason for output in outputs] == [None, None, None, "length"]
 
@@ -143,8 +144,7 @@ def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, p
     assert engine.chunk_filler is not None
     for number in (1, 2, 3):
         if policy in MEASURED:
-            measure(
-                engine.chunk_filler.reuse,
+            engine.chunk_filler.reuse.measure(
                 SYSTEM,
                 chunk(number),
                 neighbours=[chunk(number % 3 + 1)],
@@ -152,7 +152,7 @@ def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, p
     engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
     request = Request(engine, parts_of([3, 2, 4, 1]), reuse=approx(policy, 0.25))
     recomputed = {"full": 80, "reuse": 0}.get(policy, 20)
-    assert request.sources() == (60, 80 - recomputed, recomputed, 40 + 12)
+    assert request.sources() == (40, 80 - recomputed, recomputed, 20 + 40 + 12)
 
 
 def test_recomputing_everything_is_exact_and_may_be_shared(engine: Engine) -> None:
@@ -191,7 +191,7 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine:
     assert engine.chunk_filler is not None
     engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 5)])
     orders = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3], [3, 3, 1], [2, 5, 1, 4], [4, 1]]
-    policies = ["gradual", "anchored", "epic", "a3", "hybrid", "mean-layers"]
+    policies = ["gradual", "anchored", "epic", "a3", "cacheblend", "mean-layers"]
 
     def start(number: int) -> Request:
         how = approx(policies[number], 0.3) if number != 3 else None
@@ -270,7 +270,7 @@ def test_a_selection_that_fails_fails_its_request_alone(
         patch.setattr(SelectionPolicy, "select", out_of_memory)
         failed = Request(engine, parts_of([2, 1]), reuse=approx()).finish()
     assert [output.finish_reason for output in failed] == ["error"]
-    assert Request(engine, parts_of([2, 1]), reuse=approx()).sources() == (60, 30, 10, 12)
+    assert Request(engine, parts_of([2, 1]), reuse=approx()).sources() == (56, 30, 10, 4 + 12)
     assert decoding.submitted.finish_reason is None
     engine.abort(decoding.submitted)
 
@@ -315,7 +315,7 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
     assert engine.chunk_filler is not None
     store = engine.chunk_filler.reuse.store
     assert isinstance(store, TieredStore)
-    store.check_integrity()
+    check_store(store)
     assert store.memory.size_bytes <= 110 * bytes_per_token
     sources = Request(engine, parts_of([3, 2, 1], question=3), reuse=approx()).sources()
     assert sum(sources) == 152
@@ -324,15 +324,16 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
 
 
 def test_where_few_tokens_are_stored_everything_is_computed_and_exact(engine: Engine) -> None:
-    """40 stored tokens do not pay for filling up to 80 missing ones; for 40 they do."""
+    """40 stored tokens do not pay for filling up to 100 missing ones; for 36 they do."""
     assert engine.chunk_filler is not None
     engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(1)])
     few = Request(engine, parts_of([7, 8, 1, 9], question=3), reuse=approx())
     assert few.sources() == (0, 0, 0, 20 + 160 + 12)
     assert few.submitted.exact_until is None
-    enough = Request(engine, parts_of([10, 1, 11], question=3), reuse=approx("mean-layers"))
-    assert enough.sources()[1:] == (30, 10, 80 + 12)
-    assert enough.submitted.exact_until == 60
+    parts = Parts(tuple(SYSTEM), [chunk(10, 32), chunk(1), chunk(11)], (8, *range(100, 111)))
+    enough = Request(engine, parts, reuse=approx("mean-layers"))
+    assert enough.sources() == (16, 30, 10, 4 + 32 + 40 + 12)
+    assert enough.submitted.exact_until == 52
 
 
 def test_salts_do_not_share_chunks(engine: Engine) -> None:
@@ -342,7 +343,7 @@ def test_salts_do_not_share_chunks(engine: Engine) -> None:
     for number, salt in enumerate((None, "a", "b"), 1):
         assert sources([1, 2], salt) == (0, 0, 0, 112)
         wait_for_chunks(engine, 2 * number)
-        assert sources([2, 1], salt)[:3] == (20, 60, 20)
+        assert sources([2, 1], salt)[:3] == (16, 60, 20)
 
 
 def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
@@ -382,7 +383,7 @@ def test_token_prompts_with_text_between_chunks_add_up(engine: Engine) -> None:
     wait_for_chunks(engine, 2)
     moved = Parts(tuple(SYSTEM), [chunk(2), chunk(1)], (5, 9, *question[2:]), [(5, 6)])
     request = Request(engine, moved, reuse=approx(ratio=0.5))
-    assert request.sources() == (20, 40, 40, 2 + 14)
+    assert request.sources() == (16, 40, 40, 4 + 2 + 14)
 
 
 def test_a_store_that_cannot_load_ahead_does_not_end_the_engine(

@@ -82,6 +82,6 @@ def test_what_one_request_buys_is_the_prefix_of_the_next_one(engine: Engine) -> 
     renting = Request(engine, parts_of([4, 3, 1, 2]), reuse=approx()).sources()
     other = Request(engine, parts_of([4, 3, 1, 2]), reuse=approx(), salt="other").sources()
 
-    assert buying == (20, 60, 20, 80 + 12), "the system prompt is stored exactly"
+    assert buying == (0, 60, 20, 20 + 80 + 12)
     assert renting[0] == 96, "system prompt and both chunks, in whole blocks"
     assert other[0] == 0, "nothing is shared with another tenant"

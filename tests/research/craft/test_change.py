@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.measure import relative_change
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
-from research.craft.change import kv_change
+from research.craft.change import kv_change, relative_change
 from research.craft.reuse import CraftReuse
 from tests.chunk_cache.families import build_adapter, make_prompt
 

@@ -5,8 +5,8 @@ import torch
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -53,7 +53,7 @@ def test_dropping_rows_equals_putting_their_old_kv_back_in_later_layers(family: 
             inputs.key[:, :, DROPPED] = old.layers[layer].keys[:, :, DROPPED]
             inputs.value[:, :, DROPPED] = old.layers[layer].values[:, :, DROPPED]
 
-    backend = make_backend("tiled")
+    backend = TiledAttention()
     got = adapter.forward(
         tokens, cache, plan=ForwardPlan(ROWS, backend=backend, observe=RowDropper(drop))
     )
