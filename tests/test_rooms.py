@@ -19,7 +19,6 @@ ROOMS = [
     "config",
     "index",
     "ordering",
-    "dedup",
     "hints",
     "booster",
     "requests",
