@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.proxy.hosted.causes import MENDS, Cause
 from ragboost.proxy.hosted.comparison import (
     PrefixBreak,
     compare,
     expired_break,
-    rendered_break,
 )
 from ragboost.proxy.hosted.conversations import LastPrompts, Predecessor
 from ragboost.proxy.hosted.seen_prompt import SeenPrompt
@@ -90,7 +88,6 @@ class PromptComparison(NamedTuple):
     kind: EngineKind = ""
     seconds: float = 0.0  # between them; 0 if unknown
     prompts: LastPrompts | None = None  # which learns what comes of it
-    template: ChatTemplate | None = None  # of the model
 
     @property
     def num_bytes(self) -> int:
@@ -111,8 +108,6 @@ class PromptComparison(NamedTuple):
             found = compare(old.head(), new.head())
             return found and found._replace(is_proven=False)
         found = compare(old, new)
-        if found is not None and self.template is not None:
-            found = rendered_break(found, old, new, self.template)
         return found and found._replace(is_proven=self.new.proves_to_continue(before))
 
 
@@ -122,7 +117,6 @@ class PrefixWatch:
     Args:
         max_bytes: of all teams.
         num_teams: that share them.
-        template: of the model, where it is at hand.
         clock: monotonic, in seconds.
     """
 
@@ -131,10 +125,8 @@ class PrefixWatch:
         *,
         max_bytes: int = 64 << 20,
         num_teams: int = 1,
-        template: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._template = template
         self._clock = clock
         self._max_size = max_bytes // min(max(num_teams, 1), MAX_TEAMS)
         self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
@@ -161,7 +153,7 @@ class PrefixWatch:
         seconds = self._clock() - before.prompt.time_s
         if before.is_continued and not _may_expire(before, seconds):
             return None
-        return PromptComparison(before, new, kind, seconds, last, self._template)
+        return PromptComparison(before, new, kind, seconds, last)
 
     def report(
         self,
