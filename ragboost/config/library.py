@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     Field,
     SecretStr,
     ValidationInfo,
@@ -193,9 +192,7 @@ class FormatSettings(Section):
     )
     frames: tuple[FrameSettings, ...] = Field(
         (),
-        validation_alias=AliasChoices("frames", "delimiters"),
-        description="Frames of your own: name, start, end, separator of each. The older name "
-        "`delimiters` is read, too.",
+        description="Frames of your own: name, start, end, separator of each.",
     )
 
 
