@@ -10,7 +10,7 @@ from ragboost.ordering.request import (
     order_documents,
     order_exact_first,
 )
-from ragboost.ordering.window import NextRequest, RequestWindow
+from ragboost.ordering.window import NextRequest, plan_next
 
 __all__ = [
     "BatchPlan",
@@ -20,10 +20,10 @@ __all__ = [
     "Purchase",
     "RecentContexts",
     "RentLedger",
-    "RequestWindow",
     "group_turns",
     "make_order_policy",
     "order_documents",
     "order_exact_first",
     "plan_batch",
+    "plan_next",
 ]

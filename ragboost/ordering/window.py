@@ -7,8 +7,8 @@ cached prefix that it would have had alone. Knows documents as keys.
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.index import ContextIndex, PrefixMatch
-from ragboost.ordering.groups import Documents, Group, Groups, Overlaps, WaitingContext
+from ragboost.index import ContextIndex
+from ragboost.ordering.groups import Documents, Group, Groups, Shared, WaitingContext
 from ragboost.ordering.request import OrderPolicy
 
 
@@ -18,120 +18,65 @@ class NextRequest(NamedTuple):
     cached_tokens: int  # of them
 
 
-class RequestWindow:
-    """The requests that wait for one prefix cache, planned whenever one of them can be sent.
+def plan_next(
+    index: ContextIndex,
+    contexts: Sequence[Documents],
+    tokens: Mapping[Hashable, int],
+    *,
+    budget_tokens: float,
+    policy: OrderPolicy | None = None,
+) -> NextRequest:
+    """Plan which request to send next; the others are planned again with later ones.
 
-    Remembers what the last plan found out, so that the next one only looks at requests that are
-    new and at prefixes that may have changed; plans do not depend on it.
+    Two groups A and B with cached prefixes of m(A) and m(B) tokens merge if sharing their
+    common documents R first saves more than following their own prefixes:
+    tokens(R) + m(R) - m(A) - m(B) > 0, the best pair first. The first request of the group with
+    the longest cached prefix is sent if the first request of the window can wait for it, and
+    else that one, with its documents in the order that its group can follow. Changes nothing in
+    the index: what is planned may never be sent.
+
+    Args:
+        contexts: distinct documents of each request, most relevant first; the first request is
+            sent if no other may overtake it.
+        budget_tokens: uncached tokens that may be sent before the first request.
+        policy: orders documents within a group; None: relevance order.
     """
-
-    def __init__(self, index: ContextIndex) -> None:
-        self._index = index
-        self.clear()
-
-    def __len__(self) -> int:
-        return len(self._overlaps)
-
-    def clear(self) -> None:
-        """Forget what the last plan found out."""
-        self._overlaps = Overlaps()
-        self._matches = _Matches(self._index)
-
-    def plan_next(
-        self,
-        contexts: Sequence[Documents],
-        tokens: Mapping[Hashable, int],
-        *,
-        budget_tokens: float,
-        policy: OrderPolicy | None = None,
-    ) -> NextRequest:
-        """Plan which request to send next; the others are planned again with later ones.
-
-        Two groups A and B with cached prefixes of m(A) and m(B) tokens merge if sharing their
-        common documents R first saves more than following their own prefixes:
-        tokens(R) + m(R) - m(A) - m(B) > 0, the best pair first. The first request of the group with
-        the longest cached prefix is sent if the first request of the window can wait for it, and
-        else that one, with its documents in the order that its group can follow. Changes nothing in
-        the index: what is planned may never be sent.
-
-        Args:
-            contexts: distinct documents of each request, most relevant first; the first request is
-                sent if no other may overtake it.
-            budget_tokens: uncached tokens that may be sent before the first request.
-            policy: orders documents within a group; None: relevance order.
-        """
-        waiting = [WaitingContext.of(context, tokens) for context in contexts]
-        shared = self._overlaps.update(waiting)
-        self._matches.begin()
-        groups = Groups(waiting, shared, search=self._matches.search)
-        groups.merge()
-        self._matches.end()
-        leaf = groups.longest_cached().first_leaf()
-        order, cached_tokens = self._order_chain(leaf, tokens, policy=policy)
-        if leaf is not groups.leaves[0]:
-            uncached = sum([tokens[document] for document in order]) - cached_tokens
-            if uncached > budget_tokens:
-                leaf = groups.leaves[0]
-                order, cached_tokens = self._order_chain(leaf, tokens, policy=policy)
-        return NextRequest(leaf.number, tuple(order), cached_tokens)
-
-    def _order_chain(
-        self, leaf: Group, tokens: Mapping[Hashable, int], *, policy: OrderPolicy | None
-    ) -> tuple[list[Hashable], int]:
-        """Order a request's documents group by group, from the outermost group to the request.
-
-        The documents of an outer group come first, so that all its requests share a prefix. Within
-        a group the cached prefix comes first, then the others as the policy says.
-
-        Returns:
-            The order, and its cached tokens.
-        """
-        order: list[Hashable] = []
-        cached_tokens = 0
-        for group in leaf.chain():
-            documents = group.documents
-            if group.cached_tokens > cached_tokens:
-                cached_tokens = group.cached_tokens
-                lengths = [tokens[document] for document in documents]
-                prefix = self._index.search(documents, lengths).documents
-                if set(prefix[: len(order)]) == set(order):
-                    order = list(prefix)
-            placed = set(order)
-            rest = [document for document in documents if document not in placed]
-            if rest:
-                order += rest if policy is None else policy.order(rest, tokens, prefix=order)
-        return order, self._index.cached_prefix(order).cached_tokens
+    waiting = [WaitingContext.of(context, tokens) for context in contexts]
+    groups = Groups(waiting, Shared.of(waiting), search=index.search)
+    groups.merge()
+    leaf = groups.longest_cached().first_leaf()
+    order, cached_tokens = _order_chain(index, leaf, tokens, policy=policy)
+    if leaf is not groups.leaves[0]:
+        uncached = sum([tokens[document] for document in order]) - cached_tokens
+        if uncached > budget_tokens:
+            leaf = groups.leaves[0]
+            order, cached_tokens = _order_chain(index, leaf, tokens, policy=policy)
+    return NextRequest(leaf.number, tuple(order), cached_tokens)
 
 
-class _Matches:
-    """The longest cached prefixes of sets of documents, searched again only if they may have
-    changed."""
+def _order_chain(
+    index: ContextIndex, leaf: Group, tokens: Mapping[Hashable, int], *, policy: OrderPolicy | None
+) -> tuple[list[Hashable], int]:
+    """Order a request's documents group by group, from the outermost group to the request.
 
-    def __init__(self, index: ContextIndex) -> None:
-        self._index = index
-        self._view = index.view()  # when `_found` was right
-        self._starts: list[Hashable] = []  # where prefixes may have grown since
-        self._found: dict[frozenset[Hashable], PrefixMatch] = {}
-        self._used: dict[frozenset[Hashable], PrefixMatch] = {}
+    The documents of an outer group come first, so that all its requests share a prefix. Within
+    a group the cached prefix comes first, then the others as the policy says.
 
-    def begin(self) -> None:
-        starts = self._index.starts_since(self._view)
-        if starts is None:
-            self._found.clear()
-        self._view, self._starts = self._index.view(), starts or []
-
-    def end(self) -> None:
-        """Forget what was not looked for since `begin`."""
-        self._found, self._used = self._used, {}
-
-    def search(self, documents: Documents, tokens: Sequence[int]) -> PrefixMatch:
-        """Find the longest cached prefix; see `ContextIndex.search`."""
-        key = frozenset(documents)
-        match = self._used.get(key)
-        if match is None:
-            match = self._found.get(key)
-            is_old = match is None or not key.isdisjoint(self._starts)
-            if match is None or is_old or not self._index.still_holds(match):
-                match = self._index.search(documents, tokens)
-            self._used[key] = match
-        return match
+    Returns:
+        The order, and its cached tokens.
+    """
+    order: list[Hashable] = []
+    cached_tokens = 0
+    for group in leaf.chain():
+        documents = group.documents
+        if group.cached_tokens > cached_tokens:
+            cached_tokens = group.cached_tokens
+            lengths = [tokens[document] for document in documents]
+            prefix = index.search(documents, lengths).documents
+            if set(prefix[: len(order)]) == set(order):
+                order = list(prefix)
+        placed = set(order)
+        rest = [document for document in documents if document not in placed]
+        if rest:
+            order += rest if policy is None else policy.order(rest, tokens, prefix=order)
+    return order, index.cached_prefix(order).cached_tokens
