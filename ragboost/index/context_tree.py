@@ -213,26 +213,6 @@ class ContextTree:
             self._detach(leaf)
         return evicted
 
-    def check_integrity(self) -> None:
-        """Compare every derived figure with the tree."""
-        num_nodes = num_tokens = 0
-        for node in self:
-            node.check_integrity()
-            num_nodes += 1
-            num_tokens += node.num_tokens
-        if (num_nodes, num_tokens) != (self.num_nodes, self.num_tokens):
-            raise ContextIndexError(
-                f"counted {num_nodes} nodes and {num_tokens} tokens, "
-                f"recorded {self.num_nodes} and {self.num_tokens}"
-            )
-        if num_nodes > self.max_nodes:
-            raise ContextIndexError(f"{num_nodes} nodes exceed max_nodes={self.max_nodes}")
-        if self.capacity_tokens is not None and num_tokens > self.capacity_tokens:
-            raise ContextIndexError(
-                f"{num_tokens} tokens exceed capacity_tokens={self.capacity_tokens}"
-            )
-        self._ages.check_integrity({node.last_used for node in self}, num_tokens=num_tokens)
-
     def _add_child(
         self,
         parent: Node,

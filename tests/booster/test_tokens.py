@@ -17,6 +17,7 @@ from ragboost.config import Settings, TokenSettings
 from ragboost.config.memory import PROCESS_BYTES
 from ragboost.errors import ConfigError
 from tests.eventually import eventually
+from tests.integrity import check_index
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_a_local_tokenizer_counts_in_the_background(tokenizer: Path) -> None:
     after = booster.boost("?", [document])
     assert (after.predicted_cached_tokens, booster.is_measured(after)) == (125, True)
     assert booster.boost("?", [document]).predicted_cached_tokens == 100
-    booster.index.check_integrity()
+    check_index(booster.index)
     assert list(booster.tokens.ids(document.key) or ()) == [0] * 100
 
 

@@ -25,6 +25,7 @@ from tests.fakes import FakeEngine, Received
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import tokenize
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.integrity import check_index
 from tests.metrics import read_metric
 
 Frames = list[tuple[int, bytes]]
@@ -93,7 +94,7 @@ def misfits(
     booster = proxy.app.state.cache_sync.tenants.get(TenantKey("m", "")).booster(
         follower_of(proxy).name
     )
-    booster.index.check_integrity()
+    check_index(booster.index)
     found = []
     for request in received:
         cached = engine.cache.match([*tokenize(request.prompt), 0])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex
 from ragboost.ordering import RecentContexts, plan_next
+from tests.integrity import check_index
 
 TOKENS = dict.fromkeys("abcdefghij", 100)
 
@@ -43,7 +44,7 @@ def test_a_plan_holds_every_request_once_with_its_own_documents(
     index, recent = ContextIndex(capacity_tokens=1500), RecentContexts(window=16)
     for window in windows:
         plan = plan_all(index, window, TOKENS, recent)
-        index.check_integrity()
+        check_index(index)
         assert sorted(position for position, _ in plan) == list(range(len(window)))
         for position, order in plan:
             assert sorted(map(str, order)) == sorted(window[position])
@@ -97,7 +98,7 @@ def test_planning_one_by_one_sends_every_request_once_and_keeps_the_budget(
     index, recent = ContextIndex(), RecentContexts(window=16)
     while window:
         plan = plan_next(index, window, TOKENS, policy=recent, budget_tokens=budget)
-        index.check_integrity()
+        check_index(index)
         at, order, cached = plan
         assert sorted(map(str, order)) == sorted(window[at])
         assert at == 0 or 100 * len(order) - cached <= budget
