@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from prometheus_client.core import CounterMetricFamily
-
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
@@ -77,7 +75,7 @@ class ProxyState:
             backends.inform(handler)
             replicas = RedisTransport(settings.session, handler)
             if not is_shadow:
-                _watch_prompts(metrics, handler)
+                handler.on_learned = metrics.replica_prompts().inc
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -146,12 +144,6 @@ class ProxyState:
             await self.backends.close()
             if self.log is not None:
                 await self.log.close()
-
-
-def _watch_prompts(metrics: Metrics, handler: MessageHandler) -> None:
-    text = "Prompts of other replicas that this process's indexes have taken over."
-    name = "ragboost_replica_prompts_learned"
-    metrics.watch(CounterMetricFamily, name, text, lambda: handler.learned)
 
 
 def _request_log(settings: ProxySettings, metrics: Metrics) -> RequestLog | None:
