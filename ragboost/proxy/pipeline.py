@@ -22,8 +22,8 @@ from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.hosted.live import MAX_TEAMS, CacheBreak, PrefixWatch
 from ragboost.proxy.hosted.stable_order import StableOrder
-from ragboost.proxy.observability.detection_log import log_detection
 from ragboost.proxy.observability.hold_out import with_arm
+from ragboost.proxy.observability.log_lines import log_detection
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.priorities import Priorities

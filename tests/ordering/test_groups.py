@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex
-from ragboost.ordering.groups import Group, Groups, Shared, WaitingContext
+from ragboost.ordering.window import Group, Groups, Shared, WaitingContext
 
 TOKENS = {document: 90 + 7 * i for i, document in enumerate("abcdefghij")}
 
