@@ -193,8 +193,9 @@ def test_repr_shows_what_was_changed() -> None:
     assert "redis://host:1" in repr(engine)
 
 
-def test_frames_are_a_list_of_tables() -> None:
-    _toml('[[formats.frames]]\nname = "kb"\nstart = "<<"\nend = ">>"\n')
+@pytest.mark.parametrize("name", ["frames", "delimiters"])  # the older name is read, too
+def test_frames_are_a_list_of_tables(name: str) -> None:
+    _toml(f'[[formats.{name}]]\nname = "kb"\nstart = "<<"\nend = ">>"\n')
 
     (frame,) = load_settings().formats.frames
 

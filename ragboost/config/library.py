@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     Field,
     SecretStr,
     ValidationInfo,
@@ -192,7 +193,9 @@ class FormatSettings(Section):
     )
     frames: tuple[FrameSettings, ...] = Field(
         (),
-        description="Frames of your own: name, start, end, separator of each.",
+        validation_alias=AliasChoices("frames", "delimiters"),
+        description="Frames of your own: name, start, end, separator of each. The older name "
+        "`delimiters` is read, too.",
     )
 
 

@@ -138,7 +138,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_known(path: str, source: str) -> None:
     known = field_paths()
-    if path in known or path in Settings.model_fields:
+    if path in known or path == "formats.delimiters" or path in Settings.model_fields:
         return
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
     sections = ", ".join(Settings.model_fields)

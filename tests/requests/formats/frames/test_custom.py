@@ -67,6 +67,11 @@ def test_a_frame_of_the_operator_decides_alone() -> None:
     assert texts_of(scan(other, frames=[KB])) == [[LEASE, NOISE]]
 
 
+def test_the_older_name_is_read() -> None:
+    older = Settings(formats={"delimiters": [KB.model_dump()]})  # type: ignore[arg-type]
+    assert older.formats.frames == (KB,)
+
+
 def test_a_mark_needs_text_beside_its_holes() -> None:
     with pytest.raises(ValueError, match="needs text beside its holes"):
         FrameSettings(name="x", start="{n} ", end="{name}")
