@@ -28,6 +28,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.config": SETTINGS,
     "ragboost.index": NUMPY | SETTINGS,
     "ragboost.ordering": NUMPY | SETTINGS,
+    "ragboost.dedup": NUMPY | SETTINGS,
     "ragboost.hints": NUMPY | SETTINGS,
     "ragboost.booster": NUMPY | SETTINGS,
     "ragboost.batch": {"msgspec"} | NUMPY | SETTINGS,

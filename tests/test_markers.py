@@ -4,7 +4,7 @@ from tests.conftest import PROCESS_TESTS, TESTS
 
 # Invariants, and what they rest on: never left to the longer run.
 KEPT = (
-    *("fuzz", "requests", "proxy/sessions", "index", "ordering", "booster"),
+    *("fuzz", "requests", "proxy/sessions", "index", "dedup", "ordering", "booster"),
     *("cache_sync", "proxy/conversations", "proxy/upstream", "proxy/routes"),
     *("chunk_cache", "engine/test_exactness.py", "test_imports.py"),
 )

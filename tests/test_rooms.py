@@ -19,6 +19,7 @@ ROOMS = [
     "config",
     "index",
     "ordering",
+    "dedup",
     "hints",
     "booster",
     "requests",

@@ -69,7 +69,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if (args.data / "traces.jsonl.gz").exists():
-        chats, modes, judged = read_traces(args.data), TRACE_MODES, "ragboost"
+        chats, modes, judged = read_traces(args.data), TRACE_MODES, "passages"
     else:
         chats = read_questions(args.data, args.retrieved, top=args.top)
         modes, judged = QUESTION_MODES, "ragboost_session"
@@ -200,7 +200,7 @@ QUESTION_MODES: dict[str, tuple[Body, Settings | None]] = {
 }
 TRACE_MODES: dict[str, tuple[Body, Settings | None]] = {
     "direct": (_boosted, None),
-    "ragboost": (_boosted, Settings()),
+    "passages": (_boosted, Settings(dedup={"passages": True})),  # type: ignore[arg-type]
 }
 
 

@@ -11,10 +11,11 @@ from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
 from ragboost.batch.requests import EVERY, BatchRequests, Progress, read_requests
 from ragboost.batch.simulate import HitRate, SimulatedCache
-from ragboost.booster.compose import Retrieved, compose, unique_documents
+from ragboost.booster.compose import Retrieved, compose
 from ragboost.booster.context import Context
 from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
+from ragboost.dedup import unique_documents
 from ragboost.errors import RequestError
 from ragboost.integrations.retrieval.corpus import Corpus
 from ragboost.requests.formats.detection import ADVICE, FOUND

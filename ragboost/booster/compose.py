@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ragboost.booster.context import Context
 from ragboost.booster.session_state import CarriedDocuments, SessionState
 from ragboost.config import Settings
+from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint
 from ragboost.ordering import Order
@@ -48,27 +49,6 @@ class Retrieved(NamedTuple):
     def in_order(self, permutation: Sequence[int], *, cached_tokens: int = 0) -> Order:
         """Return these documents, given by their index in `unique`, in prompt order."""
         return Order.of(self.elements, self.tokens, permutation, cached_tokens=cached_tokens)
-
-
-def unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
-    """Drop repeats of a document; the others stay in relevance order."""
-    keys = list(map(KEY_OF, documents))
-    if len(set(keys)) == len(keys):
-        return tuple(documents)
-    first = dict(zip(reversed(keys), reversed(documents), strict=True))
-    return tuple(map(first.__getitem__, dict.fromkeys(keys)))
-
-
-def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:
-    """Give copies of a document distinct names, as the context index requires."""
-    if len(set(keys)) == len(keys):
-        return tuple(keys)
-    seen: dict[str, int] = {}
-    elements: list[Hashable] = []
-    for key in keys:
-        copy = seen[key] = seen.get(key, -1) + 1
-        elements.append((key, copy) if copy else key)
-    return tuple(elements)
 
 
 def behind(prompt_prefix: str, keys: Iterable[str]) -> tuple[Hashable, ...]:

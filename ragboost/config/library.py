@@ -104,6 +104,11 @@ class DedupSettings(Section):
         description="Send a document once per request, and once per session if `hints.location` is "
         "on.",
     )
+    passages: bool = Field(
+        False,
+        description="Replace text in tool results that repeats earlier tool results by a "
+        "reference, for whole results and for passages of 512 bytes and more.",
+    )
 
 
 class HintSettings(Section):

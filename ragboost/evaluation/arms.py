@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from ragboost.booster import Booster
-from ragboost.booster.compose import behind, unique_documents
+from ragboost.booster.compose import behind
 from ragboost.booster.context import Context
 from ragboost.config import Settings
+from ragboost.dedup import unique_documents
 from ragboost.errors import RequestError
 from ragboost.evaluation.loading import EvalQuestion
 from ragboost.ordering import Order

@@ -6,7 +6,7 @@ original body when boosting fails. Does not know how requests are sent, or how t
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.upstream.mapped_answer import continued_text
 from ragboost.requests.chunk_positions import add_chunks
 from ragboost.requests.formats import LeftAloneError, make_formats
+from ragboost.requests.formats.frames import scan
 from ragboost.requests.formats.ragboost_object import FIELD, GRAPH
 from ragboost.requests.headers import RawHeaders, request_headers, with_header
 from ragboost.requests.history import History
@@ -44,6 +45,8 @@ from ragboost.requests.json_body import MalformedBodyError
 from ragboost.requests.parsed_request import UNREAD, Bypass, ParsedRequest, parse_request, run_bytes
 from ragboost.requests.rewriter import Rewriting
 from ragboost.requests.sent_history import Conversation
+from ragboost.requests.tool_results import share_tool_results
+from ragboost.requests.wires.body import is_stored, message_list
 from ragboost.types import Request
 
 # A body with more is parsed in a thread: the search of odd texts takes up to 1 us a byte.
@@ -219,7 +222,7 @@ class BoostPipeline:
             or (error is not None and not isinstance(error, LeftAloneError))
         )
         has_history = history is not None and bool(history.forms)
-        return not (has_documents or has_history)
+        return not (has_documents or has_history or self._settings.dedup.passages)
 
     async def _boost(
         self,
@@ -336,7 +339,7 @@ class BoostPipeline:
         *,
         is_usage_added: bool,
     ) -> bytes:
-        fields, context = result.fields, result.context
+        fields, context = self._share_passages(request, result), result.context
         if is_usage_added:
             options = fields.get("stream_options") or {}
             fields = {**fields, "stream_options": {**options, "include_usage": True}}
@@ -355,6 +358,25 @@ class BoostPipeline:
         if new_id is not None:
             fields = {**fields, SESSION_FIELD: new_id.name}
         return request.body.encode(fields)
+
+    def _share_passages(self, request: ParsedRequest, result: Rewriting) -> Mapping[str, Any]:
+        fields = result.fields
+        name = message_list(fields)
+        # With a conversation stored at the backend, results are numbered from an unknown number on.
+        is_boosted = not self._settings.proxy.shadow and request.arm != "held_out"
+        if not (self._settings.dedup.passages and is_boosted) or not name or is_stored(fields):
+            return fields
+        settings = self._settings
+        refers = settings.formats.in_text and settings.dedup.enabled and settings.hints.location
+
+        def find(text: str) -> object:
+            return scan(text, frames=settings.formats.frames, is_tool=True).groups
+
+        shared = share_tool_results(fields[name], has_documents=find if refers else lambda _: False)
+        if not shared.saved_bytes:
+            return fields
+        self._metrics.count_passages(shared.saved_bytes)
+        return {**fields, name: shared.messages}
 
     def _lacks_usage(self, parsed: ParsedRequest) -> bool:
         fields = parsed.body.fields

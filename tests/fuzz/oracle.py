@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tests.fuzz.backend import encode_answer
 from tests.fuzz.corpus import MARKER
 from tests.fuzz.payload import Payload
-from tests.fuzz.references import dead_references
+from tests.fuzz.references import dead_references, with_tool_results
 from tests.fuzz.requests import Asked, Reply
 from tests.fuzz.shapes import CHAT
 from tests.fuzz.worlds import World
@@ -74,7 +74,7 @@ def _check_documents(asked: Asked, payload: Payload, world: World) -> Iterator[F
     for owner, number in {*MARKER.findall(payload.raw)}:
         if f"{owner}.{number}" not in family.given:
             yield Fault("foreign", f"@{owner}.{number}@ was never given here")
-    whole = payload.whole
+    whole = with_tool_results(payload) if world.has_passages else payload.whole
     for document in asked.held:
         if document.text and document.text not in whole:
             yield Fault("lost", f"{document.marker} {document.id!r}")

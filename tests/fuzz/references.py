@@ -1,14 +1,14 @@
 """Find hints and references in a payload that name nothing, or something else.
 
 Reads the sentences that the documentation quotes: order hints, location hints, references to a
-document's beginning.
+document's beginning and tool results.
 """
 
 import re
 from collections.abc import Iterator
 
 from tests.fuzz.corpus import MARKER
-from tests.fuzz.payload import Payload
+from tests.fuzz.payload import Payload, strings
 from tests.fuzz.requests import Asked
 
 _LABEL = r"\[Doc_[A-Za-z0-9_.:~\-]+\]"
@@ -20,6 +20,10 @@ _QUOTED = re.compile(
     r'Please refer to the document that begins with "(.*?)" in the previous conversation\.'
 )
 _WORDS = ("Please refer", "by relevance", "[Doc_")
+_WHOLE_RESULT = re.compile(r"\[Same as tool result (\d+) above\.\]")
+_PASSAGE = re.compile(
+    r'\n\[Same text as in tool result (\d+) above, from "(.*?)" to "(.*?)", (\d+) characters\.\]\n'
+)
 _POSITION = re.compile(r"document (\d{1,3})")
 
 
@@ -108,3 +112,30 @@ def _check_given(asked: Asked, question: str) -> Iterator[str]:
     hidden = {d.text for d in asked.given if d.text and d.text not in question}
     if _ALL not in question and len(set(_LOCATION.findall(question))) < len(hidden):
         yield f"{len(hidden)} documents are left out without a location hint"
+
+
+def with_tool_results(payload: Payload) -> str:
+    """Return all texts, with references to tool results replaced by what they refer to."""
+    results: list[str] = []
+    whole = payload.whole
+    for message in payload.decoded.get("messages") or ():
+        if message.get("role") == "tool" and isinstance(message["content"], str):
+            results.append(_expand(message["content"], results))
+            whole += "".join(f"\n\x00\n{text}" for text in strings(results[-1]))
+    return whole
+
+
+def _expand(text: str, results: list[str]) -> str:
+    text = _WHOLE_RESULT.sub(lambda found: results[int(found[1]) - 1], text)
+    return _PASSAGE.sub(lambda found: _passage(found, results), text)
+
+
+def _passage(found: re.Match[str], results: list[str]) -> str:
+    source, size = results[int(found[1]) - 1], int(found[4])
+    for start in range(len(source) - size + 1):
+        passage = source[start : start + size]
+        shown = passage.strip()
+        first, last = (" ".join(part.split()) for part in (shown[:60], shown[-60:]))
+        if (first, last) == (found[2], found[3]):
+            return passage
+    return found[0]

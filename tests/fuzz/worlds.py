@@ -21,6 +21,7 @@ class World:
         num_backends: servers behind the proxy.
         is_ample: nothing is evicted, so that every conversation is remembered.
         dedups: a document is sent once per conversation.
+        has_passages: repeated tool results are replaced.
     """
 
     name: str
@@ -29,6 +30,7 @@ class World:
     num_backends: int = 1
     is_ample: bool = True
     dedups: bool = True
+    has_passages: bool = False
 
     @property
     def needs_redis(self) -> bool:
@@ -63,11 +65,13 @@ WORLDS = (
         num_backends=2,
     ),
     World(
-        "SQLite",
+        "SQLite and passages",
         {
             "session": {"store": "sqlite"},
+            "dedup": {"passages": True},
         },
         keys=("key-one", "key-two"),
+        has_passages=True,
     ),
     World(
         "almost no memory",
@@ -89,7 +93,7 @@ WORLDS = (
     World("no references", {"dedup": {"enabled": False}}, dedups=False),
 )
 
-_NOT_SERVED = ("SQLite", "numbers kept", "no references")
+_NOT_SERVED = ("SQLite and passages", "numbers kept", "no references")
 SERVED_WORLDS = (
     *(world for world in WORLDS if world.name not in _NOT_SERVED),
     World("sessions in Redis, tenants", {"session": {"store": "redis"}}, keys=("one", "two")),

@@ -184,6 +184,10 @@ class Metrics:
             "Prompt tokens that would have been cached without cache breaks, estimated.",
             ("cause",),
         )
+        self._passage_bytes = self._counter(
+            "ragboost_passage_bytes_total",
+            "Bytes of repeated tool results that were replaced by references.",
+        )
 
     def _declare_savings(self, prefix: str) -> None:
         saved = self._counter(
@@ -335,6 +339,9 @@ class Metrics:
     def count_cache_break(self, cause: str, *, lost_tokens: int) -> None:
         self._cache_breaks.labels(cause).inc(1)
         self._broken_tokens.labels(cause).inc(lost_tokens)
+
+    def count_passages(self, saved_bytes: int) -> None:
+        self._passage_bytes.inc(saved_bytes)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
         self._prediction_error.observe(error)

@@ -52,10 +52,12 @@ class WireApi:
     instruction_roles: Names = ()
     tool_roles: Names = ()  # of messages that are a tool's result
     result_items: Mapping[str, str] = field(default_factory=dict)  # results of tools
+    opaque_items: Mapping[str, str] = field(default_factory=dict)  # the same, without documents
     search_items: Mapping[str, str] = field(default_factory=dict)  # lists of search results
     result_blocks: Mapping[str, str] = field(default_factory=dict)
     text_types: Names = ()  # of the parts that are texts
     image_types: Names = ()
+    result_text_types: Names = ()  # further ones in results of tools
     ordered: Names = ()  # further lists whose order is part of the text
 
     usage: Names = ("usage",)  # fields with a usage object

@@ -108,9 +108,10 @@ def test_references_in_tool_results_stay_when_later_documents_come_in_another_sh
 ) -> None:
     found = {"results": [{"text": text_of("alice", i)} for i in range(3)]}
     result = {"role": "tool", "tool_call_id": "call_1", "content": json.dumps(found)}
+    passages = {"passages": True}
     with (
         FakeEngine() as engine,
-        ProxyServer(proxy_settings(engine.url)) as proxy,
+        ProxyServer(proxy_settings(engine.url, dedup=passages)) as proxy,
         httpx.Client(base_url=proxy.url) as client,
     ):
         chat = Chat(client, engine, session=session)

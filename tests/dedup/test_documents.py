@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.booster.compose import distinct_elements, unique_documents
+from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.types import Document
 
 A, B, C = (Document(name) for name in "abc")
