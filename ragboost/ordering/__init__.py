@@ -1,12 +1,11 @@
 """The order of documents in a request and of requests between each other (RAGBoost section 5)."""
 
 from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch
-from ragboost.ordering.popularity import RecentContexts
+from ragboost.ordering.popularity import RecentContexts, make_order_policy
 from ragboost.ordering.rent_or_buy import Purchase, RentLedger
 from ragboost.ordering.request import (
     Order,
     OrderPolicy,
-    make_order_policy,
     order_documents,
     order_exact_first,
 )
