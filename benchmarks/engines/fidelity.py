@@ -2,7 +2,7 @@
 
     python -m benchmarks.engines.fidelity --engine vllm --json
     python -m benchmarks.engines.fidelity --engine sglang --signal usage --cache large
-    python -m benchmarks.engines.fidelity --engine vllm --ends counted told --concurrency 1 8
+    python -m benchmarks.engines.fidelity --engine vllm --ends counted estimated --concurrency 1 8
 
 Starts the engine with the real proxy in front of it and sends chat requests with documents. The
 `CacheFollower`'s prediction when a request is forwarded is compared with the `cached_tokens` of the
@@ -10,8 +10,8 @@ response.
 
 `--signal` selects how the proxy learns what is cached: the engine's KV events, reports of the
 plug-in inside the engine, or only the `usage` of each response. `--ends` selects how it learns
-where documents end in the prompt: from the prompt's token ids in each response (`told`; vLLM and
-SGLang), from document lengths counted by the engine's `/tokenize` (`counted`), or from estimates.
+where documents end in the prompt: from document lengths counted by the engine's `/tokenize`
+(`counted`), or from estimates.
 
 `at_rest` covers requests sent while no other request was running and all events had arrived; it
 measures residency alone. With `--concurrency 1` every request is at rest. `at_dispatch` covers all
@@ -95,12 +95,10 @@ class Run:
         *,
         follower: CacheFollower,
         samples: list[Sample],
-        return_token_ids: bool,
     ) -> None:
         self.samples = samples
         self._client = client
         self._follower = follower
-        self._extra = {"return_token_ids": True} if return_token_ids else {}
         self._arrivals = Arrivals(follower, block_size=BLOCK_SIZE)
 
     def send(self, documents: Sequence[str], question: str) -> None:
@@ -114,7 +112,6 @@ class Run:
                 {"role": "user", "content": question},
             ],
             "ragboost": {"documents": [{"text": text} for text in documents]},
-            **self._extra,
         }
         response = self._client.post("/v1/chat/completions", json=body)
         if response.status_code != 200:
@@ -188,7 +185,6 @@ def proxied(server: EngineServer, options: argparse.Namespace, *, ends: str) -> 
             client,
             follower=follower,
             samples=recorder.samples,
-            return_token_ids=ends == "told",
         )
 
 
@@ -290,7 +286,7 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--ends",
-        choices=["told", "counted", "estimated"],
+        choices=["counted", "estimated"],
         nargs="+",
         default=["counted"],
         help="source of document ends in the prompt, of each case",
@@ -307,10 +303,6 @@ def parse_options() -> argparse.Namespace:
         parser.error(reason)
     if options.engine == "embedded" and options.signal == "hook":
         parser.error("--signal hook needs vLLM or SGLang; the embedded engine publishes KV events")
-    if options.engine == "embedded" and "told" in options.ends:
-        parser.error(
-            "--ends told needs vLLM or SGLang: their responses hold the prompt's token ids"
-        )
     lengths = {len(options.ends), len(options.concurrency)}
     if len(lengths - {1}) > 1:
         parser.error("give --ends and --concurrency as many values as there are cases, or one")

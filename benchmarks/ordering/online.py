@@ -23,9 +23,9 @@ from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 from ragboost.ordering import (
     OrderPolicy,
-    RequestWindow,
     make_order_policy,
     order_documents,
+    plan_next,
 )
 
 Tail = Literal["relevance", "popularity"]
@@ -106,14 +106,13 @@ def replay(
     index = ContextIndex(capacity_tokens=capacity, max_nodes=2 * len(workload.contexts) + 1)
     settings = OrderingSettings(tail=tail)
     policy = make_order_policy(settings)
-    waiting = RequestWindow(index)
     orders: Orders = []
     nanos, cpu_nanos = [], []
     for at in range(0, len(workload.contexts), window):
         contexts = workload.contexts[at : at + window]
         started, cpu = time.perf_counter_ns(), time.thread_time_ns()
         if window > 1:
-            orders.extend(_plan(index, waiting, contexts, workload.tokens, policy))
+            orders.extend(_plan(index, contexts, workload.tokens, policy))
         else:
             orders.append(_order(index, contexts[0], workload.tokens, settings, policy))
         taken, cpu_taken = time.perf_counter_ns() - started, time.thread_time_ns() - cpu
@@ -124,7 +123,6 @@ def replay(
 
 def _plan(
     index: ContextIndex,
-    waiting: RequestWindow,
     contexts: Sequence[Sequence[Hashable]],
     tokens: Mapping[Hashable, int],
     policy: OrderPolicy,
@@ -132,7 +130,7 @@ def _plan(
     """Send a window of requests one after another."""
     left, orders = list(contexts), []
     while left:
-        at, order, _ = waiting.plan_next(left, tokens, policy=policy, budget_tokens=math.inf)
+        at, order, _ = plan_next(index, left, tokens, policy=policy, budget_tokens=math.inf)
         index.insert(order, [tokens[document] for document in order])
         policy.add(left.pop(at))
         orders.append(list(order))

@@ -170,13 +170,11 @@ class Booster(StoredConversations, UsageReports):
         Returns:
             The position of the request, and the order of its documents.
         """
-        is_single = len(requests) == 1 or not self.settings.ordering.enabled
-        if is_single:
+        if len(requests) == 1 or not self.settings.ordering.enabled:
             requests = requests[:1]
         retrieved = [self._retrieve(r.query, r.documents, r.prompt_prefix) for r in requests]
         with self._lock:
-            if is_single:
-                self._planner.clear()
+            if len(retrieved) == 1:
                 return 0, self._order_alone(retrieved[0])
             return self._planner.plan_first(retrieved, budget_tokens=budget_tokens)
 

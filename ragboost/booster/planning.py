@@ -10,7 +10,7 @@ from ragboost.booster.compose import Retrieved
 from ragboost.booster.tokens import num_bytes
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import Order, OrderPolicy, RequestWindow, order_documents, plan_batch
+from ragboost.ordering import Order, OrderPolicy, order_documents, plan_batch, plan_next
 from ragboost.types import Document
 
 _MAX_WAITING_NODES = 10_000
@@ -24,14 +24,9 @@ class LivePlanner:
         self, index: ContextIndex, settings: OrderingSettings, policy: OrderPolicy
     ) -> None:
         self._index = index
-        self._window = RequestWindow(index)
         self._in_order: ContextIndex | None = None  # if all that wait were sent as they came
         self._settings = settings
         self._policy = policy
-
-    def clear(self) -> None:
-        """Forget what the last plan found out: nobody waits."""
-        self._window.clear()
 
     def arrive(self, retrieved: Retrieved, *, is_first: bool) -> int:
         """Let a request wait; return the tokens that it would find cached if nobody were overtaken.
@@ -63,10 +58,11 @@ class LivePlanner:
     ) -> tuple[int, Order]:
         """Return the position of the request to send next, and the order of its documents.
 
-        The arguments are those of `RequestWindow.plan_next`. Changes nothing in the index.
+        The arguments are those of `ordering.plan_next`. Changes nothing in the index.
         """
         keep = self._settings.keep_last
-        at, order, cached_tokens = self._window.plan_next(
+        at, order, cached_tokens = plan_next(
+            self._index,
             [r.elements[keep:] for r in retrieved],
             _lengths(retrieved),
             policy=self._policy,

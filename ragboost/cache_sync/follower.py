@@ -133,7 +133,6 @@ class CacheFollower:
         layout: PromptLayout,
         *,
         prompt_tokens: int | None,
-        ends: tuple[int, ...] | None = None,
         has_reused: bool = True,
     ) -> None:
         """Handle the end of a response, with what it reports of its prompt; unless the engine
@@ -143,7 +142,7 @@ class CacheFollower:
             self._update_forecast()
         if prompt_tokens:
             self.num_responses += 1
-            corrected = layout.corrected(prompt_tokens)._replace(exact_ends=ends)
+            corrected = layout.corrected(prompt_tokens)
             self._learn(corrected)
             if request_id is not None and self._layouts.peek(request_id) is layout:
                 self._correct(request_id, corrected)

@@ -3,7 +3,6 @@
 Lengths are counted or estimated, and corrected by what responses report.
 """
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -46,8 +45,6 @@ class PromptLayout(NamedTuple):
     prompt_prefix: str = ""  # identifies the text before the documents
     scale: float = 1.0  # the engine's tokens per estimated token; 1 if the lengths were counted
     unknown_tokens: int = 0  # tokens before the documents in addition to `tokens_before`
-    # Ends of the documents, if a response contained the prompt's token ids.
-    exact_ends: tuple[int, ...] | None = None
     num_exact: int | None = None  # leading documents that are not reused; None: all, see IndexEntry
 
     @classmethod
@@ -87,8 +84,7 @@ class PromptLayout(NamedTuple):
     def is_sound(self) -> bool:
         """A context index can hold the documents, and the lengths are possible."""
         num = len(self.documents)
-        ends = self.tokens if self.exact_ends is None else self.exact_ends
-        parts = self.tokens, self.frames, ends, set(self.documents)
+        parts = self.tokens, self.frames, set(self.documents)
         if not num or any(len(part) != num for part in parts):
             return False
         least, most = _SCALES
@@ -104,8 +100,6 @@ class PromptLayout(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        if self.exact_ends is not None:
-            return self.exact_ends
         ends, end, scale = [], float(self.start), self.scale
         for length, frame in zip(self.tokens, self.frames, strict=True):
             end += (length + frame) * scale
@@ -118,8 +112,6 @@ class PromptLayout(NamedTuple):
 
     def slack(self, tokens: int) -> int:
         """Return how close a prefix of `tokens` must end to a document's end to count as that."""
-        if self.exact_ends is not None:
-            return 0
         if self.is_measured:
             return _SLACK_COUNTED
         return _SLACK_ESTIMATED + round(_SLACK_SHARE * tokens)
@@ -172,33 +164,6 @@ class PromptLayout(NamedTuple):
         end = max(cached_tokens, ends[count - 1] if count else 0)
         partial = self.cached_documents(end) - sum(self.tokens[:count])
         return ResidentDocuments(count, partial if partial > _MIN_PARTIAL_TOKENS else 0)
-
-
-def locate_documents(
-    prompt: Sequence[int], documents: Sequence[Sequence[int]], *, margin: int = 2
-) -> tuple[int, ...]:
-    """Return the ends of documents, given as the token ids of each text alone, in a prompt.
-
-    `margin` tokens at both ends are not compared, since they may merge with their neighbours. Stops
-    at the first document that is not found.
-    """
-    raw, ends, at = array("q", prompt).tobytes(), [], 0
-    for ids in documents:
-        skipped = margin if len(ids) > 2 * margin else 0
-        core = ids[skipped : len(ids) - skipped]
-        start = _find(raw, array("q", core).tobytes(), at * 8)
-        if start is None:
-            break
-        at = start + len(core)
-        ends.append(min(at + skipped, len(prompt)))
-    return tuple(ends)
-
-
-def _find(raw: bytes, part: bytes, start: int) -> int | None:
-    at = raw.find(part, start)
-    while at >= 0 and at % 8:
-        at = raw.find(part, at + 1)
-    return at // 8 if at >= 0 else None
 
 
 def _hint_tokens(context: Context, frames: Sequence[int], per_byte: float) -> float:

@@ -65,7 +65,7 @@ class BackendTokenizer:
                 if ids is None:
                     counter.give_up(key for key, _ in wanted[at:])
                     return engine.name in self._refused
-                counter.learn(document.key, len(ids), ids=ids)
+                counter.learn(document.key, len(ids))
         return True
 
     async def _ids(self, engine: EngineClient, model: str, wanted: Wanted) -> list[int] | None:

@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 from ragboost.booster.context import Context
 from ragboost.booster.tenants import Tenant, bounded_name
-from ragboost.booster.tokens import TokenCounter
 from ragboost.cache_sync.follower import CacheFollower
-from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
+from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.requests.headers import RawHeaders, get_header, new_request_id
 from ragboost.requests.rewriter import Rewriting
 from ragboost.requests.wires.usage import Usage
@@ -119,22 +118,5 @@ class TrackedRequest:
             self._name,
             self._layout,
             prompt_tokens=usage and usage.prompt_tokens,
-            ends=_exact_ends(usage, self._context, self._tenant.tokens),
             has_reused=usage is None or bool(usage.reused_tokens),
         )
-
-
-def _exact_ends(
-    usage: Usage | None, context: Context, counter: TokenCounter
-) -> tuple[int, ...] | None:
-    """Return the documents' ends by the prompt's token ids in the response; None without these."""
-    if usage is None or usage.prompt_ids is None or context.index_entry is None:
-        return None
-    documents = []
-    for document in context.documents:
-        ids = counter.ids(document.key)
-        if ids is None:
-            return None
-        documents.append(ids)
-    ends = locate_documents(usage.prompt_ids, documents)
-    return ends if len(ends) == len(documents) else None

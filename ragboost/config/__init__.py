@@ -2,7 +2,6 @@
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
 from ragboost.config.library import (
-    ORDER_POLICIES,
     DedupSettings,
     FormatSettings,
     FrameSettings,
@@ -28,7 +27,6 @@ from ragboost.config.settings import Settings
 
 __all__ = [
     "ENV_PREFIX",
-    "ORDER_POLICIES",
     "TOML_NAME",
     "BackendSettings",
     "BoostSettings",

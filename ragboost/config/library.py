@@ -1,12 +1,9 @@
 """Settings of the index, ordering, de-duplication, hints, formats and sessions."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import (
-    AfterValidator,
     AliasChoices,
     Field,
     SecretStr,
@@ -21,21 +18,6 @@ _PLACEHOLDERS = {
     "label_template": "{label}",
     "location_template": "{document}",
 }
-
-
-# Imported on demand; see `ragboost.ordering.request`.
-ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
-    {
-        "relevance": "ragboost.ordering.request:OrderPolicy",
-        "popularity": "ragboost.ordering.popularity:RecentContexts",
-    }
-)
-
-
-def _check_order_policy(name: str) -> str:
-    if name not in ORDER_POLICIES:
-        raise ValueError(f"must be one of {', '.join(ORDER_POLICIES)}")
-    return name
 
 
 class IndexSettings(Section):
@@ -76,11 +58,10 @@ class OrderingSettings(Section):
     enabled: bool = Field(
         True, description="Reorder documents to extend a cached prefix. Off: relevance order."
     )
-    tail: Annotated[str, AfterValidator(_check_order_policy)] = Field(
+    tail: Literal["relevance", "popularity"] = Field(
         "popularity",
         description="Order of the documents behind the cached prefix: by how often recent requests "
-        "had them together if that is worth an order hint, or always by relevance. One of "
-        f"{', '.join(f'`{name}`' for name in ORDER_POLICIES)}.",
+        "had them together if that is worth an order hint, or always by relevance.",
     )
     min_saved_tokens: int = Field(
         0,

@@ -49,9 +49,8 @@ class Settings(Section):
     )
     stable: Literal["off", "safe"] = Field(
         "off",
-        description="safe: send tools sorted by name, and their JSON with sorted keys; a "
-        "conversation stays with the backend of its last turn for `index.ttl_s`. No text and no "
-        "earlier message is changed.",
+        description="safe: send tools sorted by name, and their JSON with sorted keys. No text and "
+        "no earlier message is changed.",
     )
     boost: BoostSettings = BoostSettings()
     reuse: ReuseSettings = ReuseSettings()

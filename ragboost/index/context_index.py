@@ -39,14 +39,6 @@ class IndexEntry(NamedTuple):
     bought_tokens: int = 0  # of these, not cached before, though they might have been reused
 
 
-class IndexView(NamedTuple):
-    """The moment of a search, to find out later what has changed since."""
-
-    tick: int
-    evict_through_tick: int
-    first_hidden_batch: int | None
-
-
 class ContextIndex(ContextTree):
     """A radix tree over the document sequences that a prefix cache holds.
 
@@ -117,36 +109,6 @@ class ContextIndex(ContextTree):
         count = best_node.resident_documents(best_count)
         prefix = best_node.parent.context + best_node.documents[:count]
         return PrefixMatch(prefix, best_tokens, best_node, count)
-
-    def view(self) -> IndexView:
-        first_hidden_batch = self._apply_forecast()
-        return IndexView(self.tick, self._ages.evict_through_tick, first_hidden_batch)
-
-    def starts_since(self, view: IndexView) -> list[Hashable] | None:
-        """Return the documents with which sequences begin that have grown or been used since.
-
-        A search for a request without any of them finds no longer prefix than it found then. None:
-        any search may, as after a forecast of less eviction.
-        """
-        now = self.view()
-        if now.evict_through_tick < view.evict_through_tick:
-            return None
-        if now.first_hidden_batch != view.first_hidden_batch:
-            return None
-        starts = [start for tick, start in self.starts if tick > view.tick]
-        return None if len(starts) == self.starts.maxlen else starts
-
-    def still_holds(self, match: PrefixMatch) -> bool:
-        """Return True if the cache still holds all of a prefix that a search found."""
-        node, cached_tokens = match.node, 0
-        run_tokens = sum(node.tokens[: match.num_documents])
-        while node.parent is not None:
-            if node.last_used <= self._ages.evict_through_tick:
-                return False
-            cached_tokens += min(run_tokens, node.num_tokens)
-            node = node.parent
-            run_tokens = sum(node.tokens)
-        return cached_tokens == match.cached_tokens and (node is self.root or not cached_tokens)
 
     def cached_prefix(self, documents: Documents, tokens: Tokens = ()) -> IndexEntry:
         """Measure the resident part of a sequence in its given order. Changes nothing.

@@ -4,7 +4,6 @@ A node is in the tree exactly while some of its tokens are believed resident. Kn
 hashable keys with lengths in tokens; does not know requests or engines.
 """
 
-from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -78,8 +77,6 @@ class ContextTree:
         self._seat = self.root.branch = None
 
     def _empty(self) -> None:
-        # Documents with which the latest uses began, by tick: only there can a prefix have grown.
-        self.starts: deque[tuple[int, Hashable]] = deque(maxlen=64)
         self.root = Node()
         if self._seat is not None:
             self.root.branch = self._seat.directory.root
@@ -117,7 +114,6 @@ class ContextTree:
         self._tick += 1
         if self._seat is not None and is_use:
             self._seat.directory.note(documents, self._seat.bit)
-        self.starts.extend([(self._tick, start) for start in documents[:1]])
         node, at = self.root, 0
         while at < len(documents):
             child = node.children.get(documents[at])
@@ -140,7 +136,6 @@ class ContextTree:
 
     def touch(self, node: Node) -> None:
         self._tick += 1
-        self.starts.extend([(self._tick, step.documents[0]) for step in node.ancestors[:1]])
         for step in node.ancestors:
             self._use(step)
 
@@ -217,26 +212,6 @@ class ContextTree:
             evicted += leaf.num_tokens
             self._detach(leaf)
         return evicted
-
-    def check_integrity(self) -> None:
-        """Compare every derived figure with the tree."""
-        num_nodes = num_tokens = 0
-        for node in self:
-            node.check_integrity()
-            num_nodes += 1
-            num_tokens += node.num_tokens
-        if (num_nodes, num_tokens) != (self.num_nodes, self.num_tokens):
-            raise ContextIndexError(
-                f"counted {num_nodes} nodes and {num_tokens} tokens, "
-                f"recorded {self.num_nodes} and {self.num_tokens}"
-            )
-        if num_nodes > self.max_nodes:
-            raise ContextIndexError(f"{num_nodes} nodes exceed max_nodes={self.max_nodes}")
-        if self.capacity_tokens is not None and num_tokens > self.capacity_tokens:
-            raise ContextIndexError(
-                f"{num_tokens} tokens exceed capacity_tokens={self.capacity_tokens}"
-            )
-        self._ages.check_integrity({node.last_used for node in self}, num_tokens=num_tokens)
 
     def _add_child(
         self,

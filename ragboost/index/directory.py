@@ -9,7 +9,6 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ragboost.errors import ContextIndexError
 from ragboost.index.node import Branch, RetiredTree, common_length, unlink_all
 from ragboost.util.bounded_map import Generations
 
@@ -197,19 +196,6 @@ class PrefixDirectory:
         self._clearings.add(bit, self._tick)
         self._tick += 1
         return self._clearings.last
-
-    def check_integrity(self) -> None:
-        """Compare each branch with its parent."""
-        stack = [self.root]
-        while stack:
-            branch = stack.pop()
-            for first, child in branch.children.items():
-                is_held = branch is self.root or not self._live(child) & ~self._live(branch)
-                if child.documents[:1] != (first,) or child.parent is not branch or not is_held:
-                    raise ContextIndexError(f"the branch of {child.documents!r} is misplaced")
-                if not child.members:
-                    raise ContextIndexError(f"no index holds the branch of {child.documents!r}")
-                stack.append(child)
 
     def _live(self, branch: Branch) -> int:
         return self._clearings.live(branch.members, branch.tick)

@@ -7,9 +7,7 @@ requests.
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Set
 
-from ragboost.errors import ContextIndexError
 from ragboost.index.node import Node
 
 
@@ -101,18 +99,6 @@ class TokenAges:
             return 0
         evicted = self.partial_tokens if tick == self.evict_through_tick + 1 else 0
         return self._tokens.get(tick, 0) - evicted
-
-    def check_integrity(self, ticks: Set[int], *, num_tokens: int) -> None:
-        """Compare the counts with the nodes' ticks and total tokens."""
-        ordered, total = list(self._tokens), sum(self._tokens.values())
-        evicted = sum(n for tick, n in self._tokens.items() if tick <= self.evict_through_tick)
-        if (set(ordered), total, evicted) != (ticks, num_tokens, self._num_evicted):
-            raise ContextIndexError(
-                f"counted {total} tokens at {len(ordered)} ticks, {evicted} of them to evict; "
-                f"the nodes hold {num_tokens} at {len(ticks)}, recorded {self._num_evicted}"
-            )
-        if ordered != sorted(ordered):
-            raise ContextIndexError(f"ticks are out of order: {ordered[:10]}")
 
 
 class EvictionQueue:

@@ -140,30 +140,6 @@ class Node:
         self.children = _NO_CHILDREN
         return children
 
-    def check_integrity(self) -> None:
-        whole = sum(self.tokens)
-        parent, children = self.parent, self.children
-        invariants = {
-            "has documents": len(self.documents) > 0,
-            "has a length per document": len(self.documents) == len(self.tokens),
-            "has resident tokens": 0 < self.num_tokens <= whole + self.generated_tokens,
-            "is whole unless a leaf": self.is_leaf or self.num_tokens >= whole,
-            "is whole before generated tokens": self.generated_tokens == 0
-            or self.num_tokens == whole + self.generated_tokens,
-            "is its parent's child": parent is not None
-            and parent.children.get(self.documents[0]) is self,
-            "is in a slot that was given": parent is None or self.slot < parent.next_slot,
-            "has children in distinct slots": len({c.slot for c in children.values()})
-            == len(children),
-            "is not newer than its parent": parent is None
-            or parent.parent is None
-            or self.last_used <= parent.last_used,
-            "is queued if a leaf": self.is_queued or not self.is_leaf,
-        }
-        for invariant, holds in invariants.items():
-            if not holds:
-                raise ContextIndexError(f"{self!r}: invariant violated: {invariant}")
-
 
 class RetiredTree(NamedTuple):
     """The nodes of a tree that was cleared, as far as they are not yet taken apart."""

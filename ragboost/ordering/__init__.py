@@ -1,16 +1,15 @@
 """The order of documents in a request and of requests between each other (RAGBoost section 5)."""
 
 from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch
-from ragboost.ordering.popularity import RecentContexts
+from ragboost.ordering.popularity import RecentContexts, make_order_policy
 from ragboost.ordering.rent_or_buy import Purchase, RentLedger
 from ragboost.ordering.request import (
     Order,
     OrderPolicy,
-    make_order_policy,
     order_documents,
     order_exact_first,
 )
-from ragboost.ordering.window import NextRequest, RequestWindow
+from ragboost.ordering.window import NextRequest, plan_next
 
 __all__ = [
     "BatchPlan",
@@ -20,10 +19,10 @@ __all__ = [
     "Purchase",
     "RecentContexts",
     "RentLedger",
-    "RequestWindow",
     "group_turns",
     "make_order_policy",
     "order_documents",
     "order_exact_first",
     "plan_batch",
+    "plan_next",
 ]

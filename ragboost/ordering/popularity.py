@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
 from operator import itemgetter, mul
 
+from ragboost.config import OrderingSettings
 from ragboost.ordering.request import OrderPolicy
 
 # Measured in docs/lab/ordering.md.
@@ -174,3 +175,11 @@ class _Contexts:
             return False
         self.shared, self.num = shared, shared.bit_count()
         return True
+
+
+def make_order_policy(settings: OrderingSettings, *, is_hinted: bool = True) -> OrderPolicy:
+    """Create the policy that `ordering.tail` names; `is_hinted`: order hints are sent."""
+    policy = RecentContexts() if settings.tail == "popularity" else OrderPolicy()
+    if not is_hinted:
+        policy.hint_tokens = 0.0
+    return policy

@@ -5,10 +5,9 @@ and changes nothing: the caller inserts what it sends.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import NamedTuple
 
-from ragboost.config import ORDER_POLICIES, OrderingSettings
+from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 
 
@@ -126,12 +125,3 @@ def _measured(
 ) -> Order:
     cached = index.cached_prefix(tuple(map(documents.__getitem__, permutation))).cached_tokens
     return Order.of(documents, tokens, permutation, cached_tokens=cached)
-
-
-def make_order_policy(settings: OrderingSettings, *, is_hinted: bool = True) -> OrderPolicy:
-    """Create the policy that `ordering.tail` names; `is_hinted`: order hints are sent."""
-    module, _, kind = ORDER_POLICIES[settings.tail].partition(":")
-    policy: OrderPolicy = getattr(import_module(module), kind)()
-    if not is_hinted:
-        policy.hint_tokens = 0.0
-    return policy

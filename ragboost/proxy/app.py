@@ -72,7 +72,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
     Args:
         settings: None: the defaults.
     """
-    state = ProxyState.of(settings or Settings())
+    state = ProxyState(settings or Settings())
     dashboard = Dashboard(state)
 
     @asynccontextmanager

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from ragboost.booster.tenants import Tenant, Tenants
-from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.tracked_request import (
     SESSION_FIELD,
@@ -23,8 +22,8 @@ from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.hosted.live import MAX_TEAMS, CacheBreak, PrefixWatch
 from ragboost.proxy.hosted.stable_order import StableOrder
-from ragboost.proxy.observability.detection_log import log_detection
 from ragboost.proxy.observability.hold_out import with_arm
+from ragboost.proxy.observability.log_lines import log_detection
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.priorities import Priorities
@@ -83,7 +82,6 @@ class BoostPipeline:
         self._watch = PrefixWatch(
             max_bytes=proxy.memory.prompts,
             num_teams=len(proxy.api_keys) if proxy.api_keys_file is None else MAX_TEAMS,
-            template=ChatTemplate.beside(settings.tokens.tokenizer),
         )
         self._settings = settings
         self._metrics, self._error_bar = metrics, error_bar
@@ -187,9 +185,8 @@ class BoostPipeline:
         comparison = self._watch.observe(parsed, kind=parsed.kind)
         if comparison is None:
             return None
-        # Rendering takes longer.
-        max_bytes = _COMPARED_BYTES if comparison.template is None else 0
-        found = await run_bytes(comparison.run, comparison.num_bytes, max_bytes=max_bytes)
+        size = comparison.num_bytes
+        found = await run_bytes(comparison.run, size, max_bytes=_COMPARED_BYTES)
         model = parsed.tenant_key.model
         ratio = self.tenants.tokens_per_byte(model)
         report = self._watch.report(comparison, found, tokens_per_byte=ratio)

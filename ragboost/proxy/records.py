@@ -5,7 +5,9 @@ request it keeps under its own name: routing in its `Admission`, cache sync in i
 """
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from ragboost.booster.context import Context
 from ragboost.booster.tokens import TokenCounter, num_bytes
@@ -115,6 +117,28 @@ class SentRequest(NamedTuple):
             "cache_break": str(self.cache_break.cause) if self.cache_break else None,
             "overhead_ms": round(self.seconds * 1000, 3),
         }
+
+    def receipt(self, usage: Usage, detection: Detection, *, predicted_tokens: int) -> bytes:
+        """Return the JSON object that says what the request used and saved; of its tokens so many
+        should have been cached."""
+        fields: dict[str, Any] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "predicted_cached_tokens": predicted_tokens,
+            "dropped_tokens": self.dropped_tokens,
+            "saved_tokens": round(self.saved(usage).net),
+            "detection": detection.name,
+            "documents": detection.num_documents,
+        }
+        if detection.frame:
+            fields["frame"] = detection.frame
+        if (bought := usage.bought_tokens(self.bought_tokens)) is not None:
+            fields["bought_tokens"] = bought
+            fields["reused_tokens"] = usage.reused_tokens
+            fields["recomputed_tokens"] = usage.recomputed_tokens or 0
+        if self.cache_break is not None:
+            fields["cache_break"] = self.cache_break.as_json()
+        return msgspec.json.encode(fields)
 
     def mapper(self) -> AnswerMapper | None:
         """Return what maps the citations of one answer."""

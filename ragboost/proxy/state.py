@@ -1,16 +1,12 @@
 """Everything that one proxy app shares between its routes and requests."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Self
-
-from prometheus_client.core import CounterMetricFamily
 
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
-from ragboost.config import ProxySettings, Settings
+from ragboost.config import Settings
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.request_body import RequestBodies
 from ragboost.proxy.cache_learning import learn
@@ -26,98 +22,72 @@ from ragboost.proxy.replicas.messages import MessageHandler
 from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.sessions import ChatSessionStore, make_store, store_class
+from ragboost.proxy.sessions import make_store, store_class
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.watched_file import Refresher
 
 
-@dataclass(frozen=True)
 class ProxyState:
-    settings: Settings  # of the whole package
-    backends: Backends
-    metrics: Metrics  # in a registry of their own
-    sync: CacheSync  # follows the backends' prefix caches
-    chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
-    error_bar: ErrorBar  # checks answers with reused chunks
-    kinds: EngineKinds  # finds out what the backends are
-    boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
-    hold_out: HoldOut  # what it saves, by the hold-out of boost.share
-    recent: RecentRequests  # the last completions, for the dashboard
-    observers: Sequence[Observer]  # of completions that have ended
-    dispatcher: Dispatcher  # assigns requests to backends
-    store: ChatSessionStore  # of the chat sessions
-    turns: RunningTurns  # the sessions' turns that are being answered
-    board: LoadBoard  # the load that other processes put on the backends
-    # Exchanges load and prompts with replicas of the proxy; None without Redis.
-    replicas: RedisTransport | None
-    log: RequestLog | None  # of `proxy.record`
-    keys: ApiKeys  # of the clients
-    bodies: RequestBodies  # of the running requests
-    refresher: Refresher  # reads keys and the list of backends again
+    """The parts of one app. `settings` are those of the whole package."""
 
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        backends, tenants = Backends.of(settings), Tenants(settings)
-        metrics = Metrics(is_shadow=settings.proxy.shadow)
-        sync = CacheSync(settings, engines=backends.all, tenants=tenants)
-        metrics.watch_streams(sync)
-        chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
-        error_bar = ErrorBar(settings.reuse, chunk_reuse, metrics)
-        kinds = EngineKinds(backends.all)
-        dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
-        board = LoadBoard(backends.all, on_change=dispatcher.update)
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.backends, tenants = Backends.of(settings), Tenants(settings)
+        self.metrics = metrics = Metrics(is_shadow=settings.proxy.shadow)
+        # Follows the backends' prefix caches.
+        self.sync = CacheSync(settings, engines=self.backends.all, tenants=tenants)
+        metrics.watch_streams(self.sync)
+        # Find out if the backends reuse chunks, and what they are.
+        self.chunk_reuse = ChunkReuseProbe(settings.backend, self.backends.all)
+        self.kinds = EngineKinds(self.backends.all)
+        self.error_bar = ErrorBar(settings.reuse, self.chunk_reuse, metrics)
+        self.dispatcher = Dispatcher(settings, backends=self.backends, tenants=tenants)
+        # The load that other processes put on the backends.
+        self.board = LoadBoard(self.backends.all, on_change=self.dispatcher.update)
         # Before the handlers, which need the followers.
-        backends.inform(sync, chunk_reuse, kinds, board)
-        replicas = None
-        if store_class(settings.session).connects_replicas:
-            is_shadow = settings.proxy.shadow  # its prompts are not what was sent
-            handler = MessageHandler(backends.all, {} if is_shadow else sync.followers, board)
-            backends.inform(handler)
-            replicas = RedisTransport(settings.session, handler)
-            if not is_shadow:
-                _watch_prompts(metrics, handler)
-        pipeline = BoostPipeline(
+        self.backends.inform(self.sync, self.chunk_reuse, self.kinds, self.board)
+        self.replicas = self._connect_replicas()
+        self.boosting = BoostPipeline(
             settings,
             metrics,
             tenants=tenants,
-            sync=sync,
-            chunk_reuse=chunk_reuse,
-            kinds=kinds,
-            dispatcher=dispatcher,
-            error_bar=error_bar,
+            sync=self.sync,
+            chunk_reuse=self.chunk_reuse,
+            kinds=self.kinds,
+            dispatcher=self.dispatcher,
+            error_bar=self.error_bar,
         )
-        recent, hold_out = RecentRequests(), HoldOut()
-        log = _request_log(settings.proxy, metrics)
-        learning = partial(learn, sync=sync, metrics=metrics)
-        observers: list[Observer] = [recent.done, metrics.done, learning]
+        self.recent, self.hold_out = RecentRequests(), HoldOut()
+        record = settings.proxy.record
+        self.log = None if record is None else RequestLog(record, count=metrics.count_recorded)
+        learning = partial(learn, sync=self.sync, metrics=metrics)
+        # Of completions that have ended.
+        self.observers: list[Observer] = [self.recent.done, metrics.done, learning]
         if settings.boost.share < 1:
-            observers.append(hold_out.done)
-        if log is not None:
-            observers.insert(0, log.done)
-        return cls(
-            settings,
-            backends,
-            metrics,
-            sync,
-            chunk_reuse,
-            error_bar,
-            kinds,
-            pipeline,
-            hold_out,
-            recent,
-            observers,
-            dispatcher,
-            make_store(settings, on_failure=metrics.session_store_failures.inc),
-            RunningTurns(),
-            board,
-            replicas,
-            log,
-            ApiKeys.watched(settings, backends.sources),
-            RequestBodies(settings.proxy),
-            Refresher(backends.sources, interval_s=settings.router.health_interval_s),
-        )
+            self.observers.append(self.hold_out.done)
+        if self.log is not None:
+            self.observers.insert(0, self.log.done)
+        # Of the chat sessions, with the turns that are being answered.
+        self.store = make_store(settings, on_failure=metrics.session_store_failures.inc)
+        self.turns = RunningTurns()
+        self.keys = ApiKeys.watched(settings, self.backends.sources)  # of the clients
+        self.bodies = RequestBodies(settings.proxy)
+        interval_s = settings.router.health_interval_s
+        self.refresher = Refresher(self.backends.sources, interval_s=interval_s)
+
+    def _connect_replicas(self) -> RedisTransport | None:
+        """Exchange load and prompts with replicas of the proxy; without Redis there are none."""
+        settings, is_shadow = self.settings, self.settings.proxy.shadow
+        if not store_class(settings.session).connects_replicas:
+            return None
+        followers = {} if is_shadow else self.sync.followers  # else prompts were not sent
+        handler = MessageHandler(self.backends.all, followers, self.board)
+        self.backends.inform(handler)
+        if not is_shadow:
+            handler.on_learned = self.metrics.replica_prompts().inc
+        return RedisTransport(settings.session, handler)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -146,15 +116,3 @@ class ProxyState:
             await self.backends.close()
             if self.log is not None:
                 await self.log.close()
-
-
-def _watch_prompts(metrics: Metrics, handler: MessageHandler) -> None:
-    text = "Prompts of other replicas that this process's indexes have taken over."
-    name = "ragboost_replica_prompts_learned"
-    metrics.watch(CounterMetricFamily, name, text, lambda: handler.learned)
-
-
-def _request_log(settings: ProxySettings, metrics: Metrics) -> RequestLog | None:
-    if settings.record is None:
-        return None
-    return RequestLog(settings.record, count=metrics.count_recorded)

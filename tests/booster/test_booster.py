@@ -10,6 +10,7 @@ from ragboost.config import Settings
 from ragboost.errors import InvalidDocumentError, RequestError
 from ragboost.types import Document
 from tests.index.paths import traverse
+from tests.integrity import check_index
 
 
 def booster(**sections: Any) -> ragboost.Booster:
@@ -103,7 +104,7 @@ def test_a_later_turn_lengthens_its_node_and_marks_it_multi_turn() -> None:
     assert (node.num_tokens, node.generated_tokens) == (400, 200)
     assert second.predicted_cached_tokens == 200
     assert b.boost("third", docs(4), session="s").predicted_cached_tokens == 400
-    b.index.check_integrity()
+    check_index(b.index)
 
 
 def test_a_conversation_that_was_evicted_is_computed_again() -> None:
@@ -145,7 +146,7 @@ def test_without_de_duplication_everything_is_sent_as_often_as_it_is_retrieved()
     assert sorted(map(str, sent(first))) == ["1", "1", "2"]
     assert sorted(first.positions) == [0, 1, 2]
     assert sent(second) == [1, 3]
-    b.index.check_integrity()
+    check_index(b.index)
 
 
 def test_without_location_hints_documents_of_earlier_turns_are_sent_again() -> None:
@@ -415,7 +416,7 @@ def test_threads_share_a_booster() -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(talk, range(8)))
 
-    b.index.check_integrity()
+    check_index(b.index)
     for user in range(8):
         turns = b.session(f"user {user}").turns
         assert [label for t in turns for label in t.labels] == [f"[Doc_{i}]" for i in range(23)]

@@ -12,6 +12,7 @@ from ragboost.booster.booster import Booster
 from ragboost.booster.context import Context
 from ragboost.config import Settings
 from ragboost.types import Document, Request
+from tests.integrity import check_index
 
 modest = settings(max_examples=100, deadline=None)
 
@@ -196,7 +197,7 @@ def test_index_and_sessions_stay_sound_and_bounded(
     sections: dict[str, Any], steps: list[Step]
 ) -> None:
     for context, _, _, booster in replay(sections, steps):
-        booster.index.check_integrity()
+        check_index(booster.index)
         assert len(booster.sessions) <= sections["session"]["max_sessions"]
         assert context.predicted_cached_tokens >= 0
 
@@ -246,4 +247,4 @@ def test_a_batch_keeps_turns_in_order_and_loses_nothing(
         for document, position in zip(context.retrieved, context.positions, strict=True):
             assert position >= 0 or document.key in client.labels()
         client.turns.append(context)
-    booster.index.check_integrity()
+    check_index(booster.index)

@@ -11,6 +11,7 @@ from ragboost.config import IndexSettings, Settings
 from ragboost.index import ContextIndex
 from ragboost.types import Document, Request
 from tests.eventually import eventually
+from tests.integrity import check_index
 
 DOCUMENTS = {name: Document(name * 4000, id=name) for name in "abcdef"}  # 1000 tokens each
 
@@ -21,7 +22,7 @@ def boost(booster: Booster, names: str) -> Context:
 
 def answer(booster: Booster, context: Context, cached: int) -> None:
     booster.report_usage(context, prompt_tokens=1000 * len(context.documents), cached_tokens=cached)
-    booster.index.check_integrity()
+    check_index(booster.index)
 
 
 def cached(booster: Booster, names: str) -> int:
@@ -85,7 +86,7 @@ def test_a_failed_request_leaves_what_was_there_before() -> None:
     context = boost(booster, "abc")
     assert context.index_entry is not None
     booster.residency.failed(context.index_entry)
-    booster.index.check_integrity()
+    check_index(booster.index)
     assert [cached(booster, names) for names in ("abc", "c")] == [2000, 0]
 
 
@@ -100,7 +101,7 @@ def test_while_events_are_exact_only_what_they_confirm_stays() -> None:
         first.index_entry.documents, first.index_entry.tokens, num_documents=2
     )
     booster.residency.drop_unconfirmed(second.index_entry.documents)
-    booster.index.check_integrity()
+    check_index(booster.index)
     assert cached(booster, "abc") == 2000
     booster.residency.follow(is_exact=False, capacity_tokens=1500)
     assert booster.index.num_tokens == 1500
@@ -116,7 +117,7 @@ def test_a_sequence_is_taken_back_to_its_confirmed_part(num_confirmed: int) -> N
     booster.residency.set_resident(documents, tokens, num_documents=num_confirmed)
     boost(booster, "ab")
     booster.residency.drop_unconfirmed(documents)
-    booster.index.check_integrity()
+    check_index(booster.index)
     assert booster.index.num_tokens == 1000 * num_confirmed
 
 
@@ -151,7 +152,7 @@ def test_a_prefix_unused_for_its_time_to_live_expires() -> None:
     now = 10_000.0
     residency.expire()
     assert index.num_tokens == 100  # events say what is there
-    index.check_integrity()
+    check_index(index)
 
 
 def test_uses_in_quick_succession_are_kept_together_and_expire_late_not_early() -> None:

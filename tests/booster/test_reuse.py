@@ -6,6 +6,7 @@ from ragboost.booster import Booster
 from ragboost.booster.context import Context
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
+from tests.integrity import check_index
 
 LENGTHS = {"a": 100, "b": 200, "c": 300, "d": 400}
 QUARTER = 0.25
@@ -44,7 +45,7 @@ def test_documents_that_return_are_bought_and_stand_in_front() -> None:
     assert texts(after)[0] == "c"
     assert after.predicted_cached_tokens == LENGTHS["c"]
     assert after.bought_tokens == 0
-    booster.index.check_integrity()
+    check_index(booster.index)
 
 
 def test_documents_behind_the_bought_ones_keep_their_relevance_order() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import ragboost
 from ragboost.config import Settings
 from ragboost.types import Document, Request
+from tests.integrity import check_index
 
 
 def booster(**sections: Any) -> ragboost.Booster:
@@ -42,7 +43,7 @@ def test_requests_of_a_window_share_a_prefix_that_neither_would_find_alone() -> 
     assert together[0][:3] == together[1][:3]
     assert {*together[0][:3]} == {"7", "8", "9"}
     assert sorted(cached for _, cached in sent) == [0, 0, 30]
-    made.index.check_integrity()
+    check_index(made.index)
 
 
 def test_a_request_that_arrives_is_expected_to_find_what_those_before_it_would_leave() -> None:
@@ -164,4 +165,4 @@ def test_nothing_is_lost_or_doubled_whatever_waits(ids: list[list[int]], keep_la
         assert sorted(str(d.id) for d in context.documents) == sorted(
             {str(document.id) for document in documents}
         )
-    made.index.check_integrity()
+    check_index(made.index)

@@ -17,7 +17,6 @@ from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.booster.tokens import TokenCounter
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
-from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode
 from ragboost.types import Document
 from tests.eventually import eventually
@@ -25,6 +24,7 @@ from tests.fakes import FakeEngine, Received
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import tokenize
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.integrity import check_index
 from tests.metrics import read_metric
 
 Frames = list[tuple[int, bytes]]
@@ -93,7 +93,7 @@ def misfits(
     booster = proxy.app.state.cache_sync.tenants.get(TenantKey("m", "")).booster(
         follower_of(proxy).name
     )
-    booster.index.check_integrity()
+    check_index(booster.index)
     found = []
     for request in received:
         cached = engine.cache.match([*tokenize(request.prompt), 0])
@@ -406,18 +406,6 @@ def test_with_counted_lengths_labels_hints_and_a_system_prompt_are_predicted() -
         assert any(request.cached_tokens < 64 for request in engine.completions[2:])
         assert figures.precision > 0.97, figures
         assert figures.recall > 0.97, figures
-
-
-def test_the_engines_own_token_ids_place_documents_exactly() -> None:
-    document = [9, 9, *range(20, 60), 8]
-    front = PromptLayout(
-        TenantKey("m", ""), ("a", "b"), (43, 43), frames=(2, 2), tokens_before=8, prompt_tokens=100
-    )
-    ends = locate_documents([1] * 30 + document + [2] * 5 + document + [3] * 9, [document] * 2)
-    told = front.corrected(130)._replace(exact_ends=ends)
-    assert told.ends == (73, 121)
-    assert (told.cached_documents(73), told.cached_documents(130)) == (43, 86)
-    assert told.slack(1000) == 0
 
 
 def test_a_backend_that_refuses_to_tokenise_is_asked_once() -> None:

@@ -10,7 +10,7 @@ from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens, SamplingParams
-from tests.integrity import check_blocks
+from tests.kv_integrity import check_blocks
 
 
 class Parts(NamedTuple):

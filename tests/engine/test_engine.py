@@ -23,7 +23,7 @@ from ragboost.engine.runtime.request import (
 )
 from ragboost.errors import ConfigError
 from tests.engine.submitting import Request, running
-from tests.integrity import check_blocks
+from tests.kv_integrity import check_blocks
 
 SETTINGS = EngineSettings(
     model=Path("ragboost-tiny"),

@@ -29,7 +29,7 @@ from ragboost.engine.runtime.request import EngineRequest, PromptTokens, Samplin
 from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.errors import ConfigError
 from research.eviction import POLICIES
-from tests.integrity import check_blocks
+from tests.kv_integrity import check_blocks
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,

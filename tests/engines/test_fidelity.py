@@ -37,8 +37,6 @@ BARS = {
     Case("sglang", "events", "counted"): 0.99,
     Case("vllm", "hook", "counted"): 0.99,
     Case("sglang", "hook", "counted"): 0.99,
-    Case("vllm", "events", "told"): 0.99,
-    Case("sglang", "events", "told"): 0.99,
     # Ends of documents are guessed from bytes: a cached block more or less in one request of five
     # with the relevance tail (.971), in more with the popularity tail, which shares more prefixes
     # that end at a document (.949; its hit rate is .246 instead of .223).

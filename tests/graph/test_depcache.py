@@ -11,7 +11,7 @@ from ragboost.graph.layout import DepPrompt, LinearNode, Positions, lay_out
 from tests.chunk_cache.families import build_adapter
 from tests.chunk_cache.reference import ordinary
 from tests.graph import cases
-from tests.integrity import check_tree
+from tests.kv_integrity import check_tree
 
 FAMILIES = (
     "llama",

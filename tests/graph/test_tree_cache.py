@@ -10,7 +10,7 @@ from ragboost.graph.layout import DepPrompt, LinearNode, lay_out
 from ragboost.graph.tree_cache import TreeCache, TreeMatch, TreeRequest
 from research.eviction import POLICIES
 from research.eviction.lru import LRU
-from tests.integrity import check_tree
+from tests.kv_integrity import check_tree
 
 
 def request(*graph: tuple[int, ...]) -> TreeRequest:

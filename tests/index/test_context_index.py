@@ -7,6 +7,7 @@ import pytest
 from ragboost.errors import ContextIndexError
 from ragboost.index import ContextIndex, IndexEntry, Node
 from tests.index.paths import traverse
+from tests.integrity import check_index
 
 
 def insert(index: ContextIndex, documents: str, *, length: int = 10) -> Node:
@@ -41,7 +42,7 @@ def test_nothing_is_found_in_an_empty_index() -> None:
     assert find(index, "ab") == ("", 0)
     assert find(filled("ab"), "") == ("", 0)
     assert index.insert((), ()) is index.root
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_prefix_is_found_in_any_order() -> None:
@@ -94,7 +95,7 @@ def test_an_evicted_end_is_not_found() -> None:
 
     assert find(index, "cba") == ("ab", 15)
     assert index.cached_prefix(tuple("abc")) == IndexEntry((), 15, num_cached=2)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_an_evicted_end_is_back_when_the_sequence_is_sent_again() -> None:
@@ -104,7 +105,7 @@ def test_an_evicted_end_is_back_when_the_sequence_is_sent_again() -> None:
     insert(index, "abc")
 
     assert find(index, "abc") == ("abc", 30)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_node_that_branches_inside_its_evicted_end_loses_it() -> None:
@@ -115,7 +116,7 @@ def test_a_node_that_branches_inside_its_evicted_end_loses_it() -> None:
 
     assert contexts(index) == ["ab", "abd"]
     assert index.num_tokens == 30
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_sequence_that_ends_before_an_evicted_end_is_the_next_to_go() -> None:
@@ -123,7 +124,7 @@ def test_a_sequence_that_ends_before_an_evicted_end_is_the_next_to_go() -> None:
     index.evict(15)
 
     insert(index, "ab")
-    index.check_integrity()
+    check_index(index)
 
     assert contexts(index) == ["ab"]
     assert index.evict(100) == 20
@@ -146,7 +147,7 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
     insert(index, "aef")
 
     assert contexts(index) == ["a", "ab", "aef"]
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_sequence_beyond_the_capacity_keeps_what_fits() -> None:
@@ -156,7 +157,7 @@ def test_a_sequence_beyond_the_capacity_keeps_what_fits() -> None:
 
     assert find(index, "abcd") == ("abc", 25)
     assert find(index, "xy") == ("", 0)
-    index.check_integrity()
+    check_index(index)
 
 
 @pytest.mark.parametrize("limits", [{"capacity_tokens": 0}, {"max_nodes": 0}])
@@ -164,7 +165,7 @@ def test_an_index_without_room_stays_empty(limits: dict[str, int]) -> None:
     index = filled("ab", "ac", **limits)
 
     assert (index.num_nodes, index.num_tokens) == (0, 0)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_no_more_nodes_are_kept_than_allowed() -> None:
@@ -172,7 +173,7 @@ def test_no_more_nodes_are_kept_than_allowed() -> None:
     for sequence in ("ab", "ac", "xy", "xz", "ab"):
         insert(index, sequence)
         assert index.num_nodes <= 3
-        index.check_integrity()
+        check_index(index)
 
     assert find(index, "ab") == ("ab", 20)
 
@@ -206,7 +207,7 @@ def test_generated_tokens_follow_their_own_node_only() -> None:
     assert sequence_length(child) == 30
     assert find(index, "cba") == ("abc", 30)
     assert index.num_tokens == 35
-    index.check_integrity()
+    check_index(index)
 
 
 def test_generated_tokens_are_evicted_before_the_documents() -> None:
@@ -217,7 +218,7 @@ def test_generated_tokens_are_evicted_before_the_documents() -> None:
     assert find(index, "ab") == ("ab", 20)
     index.evict(3)
     assert find(index, "ab") == ("ab", 19)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_generating_behind_an_evicted_end_means_that_it_was_computed_again() -> None:
@@ -228,7 +229,7 @@ def test_generating_behind_an_evicted_end_means_that_it_was_computed_again() -> 
     index.extend(node, 4)
 
     assert (find(index, "ab"), index.num_tokens) == (("ab", 20), 24)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_extending_the_root_or_a_lost_node_does_nothing() -> None:
@@ -241,7 +242,7 @@ def test_extending_the_root_or_a_lost_node_does_nothing() -> None:
 
     assert index.num_tokens == 0
     assert not index.holds(node)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_search_path_stays_valid_when_a_sibling_is_removed() -> None:
@@ -253,7 +254,7 @@ def test_a_search_path_stays_valid_when_a_sibling_is_removed() -> None:
 
     assert traverse(index, (0, 2)).context == ("a", "d")
     assert new.search_path == (0, 3)
-    index.check_integrity()
+    check_index(index)
 
 
 @pytest.mark.parametrize("path", [(0, 0), (0, 7), (1,), (0, 1, 0)])
@@ -263,7 +264,7 @@ def test_an_evicted_search_path_is_an_error(path: tuple[int, ...]) -> None:
 
     with pytest.raises(ContextIndexError, match="search path"):
         traverse(index, path)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_removed_node_takes_what_extends_it() -> None:
@@ -272,7 +273,7 @@ def test_a_removed_node_takes_what_extends_it() -> None:
     assert index.remove(traverse(index, (0,))) == 40
 
     assert contexts(index) == ["x"]
-    index.check_integrity()
+    check_index(index)
 
 
 def test_leaves_below_a_removed_node_are_not_evicted_again() -> None:
@@ -282,7 +283,7 @@ def test_leaves_below_a_removed_node_are_not_evicted_again() -> None:
     assert index.evict(100) == 10
 
     assert (index.num_nodes, index.num_tokens) == (0, 0)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_removed_node_is_removed_once_and_the_root_never() -> None:
@@ -321,7 +322,7 @@ def test_a_wrong_sequence_is_refused(
 
     with pytest.raises(ContextIndexError, match=message):
         index.insert(documents, tokens)
-    index.check_integrity()
+    check_index(index)
     assert index.num_tokens == 20
 
 
@@ -341,12 +342,12 @@ def test_a_damaged_index_is_reported() -> None:
     index = filled("ab", "ac")
     index.num_tokens += 1
     with pytest.raises(ContextIndexError, match="30 tokens, recorded 3 and 31"):
-        index.check_integrity()
+        check_index(index)
 
     index.num_tokens -= 1
     traverse(index, (0, 1)).num_tokens = 0
     with pytest.raises(ContextIndexError, match="has resident tokens"):
-        index.check_integrity()
+        check_index(index)
 
 
 def test_a_million_touches_cost_no_memory() -> None:
@@ -361,7 +362,7 @@ def test_a_million_touches_cost_no_memory() -> None:
             early = len(pickle.dumps(index))
 
     assert len(pickle.dumps(index)) < 1.1 * early
-    index.check_integrity()
+    check_index(index)
 
 
 def test_removed_nodes_are_not_kept() -> None:
@@ -373,7 +374,7 @@ def test_removed_nodes_are_not_kept() -> None:
         sizes.append(len(pickle.dumps(index)))
 
     assert max(sizes[1_000:]) < 1.1 * max(sizes[:1_000])
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_chain_may_be_deeper_than_any_recursion_limit() -> None:
@@ -385,7 +386,7 @@ def test_a_chain_may_be_deeper_than_any_recursion_limit() -> None:
     node = index.insert(documents, ones)
     assert index.num_nodes == depth
 
-    index.check_integrity()
+    check_index(index)
     assert index.search(documents[::-1], ones).documents == documents
     assert traverse(index, node.search_path) is node
     assert index.insert(documents, ones) is node
@@ -431,4 +432,4 @@ def test_clearing_takes_no_node_apart_and_insertions_few() -> None:
         index.insert(("next",), (10,))
     assert all(node.parent is None for node in nodes)
     assert index.num_nodes == 1
-    index.check_integrity()
+    check_index(index)

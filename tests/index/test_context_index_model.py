@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ragboost.errors import ContextIndexError
 from ragboost.index import ContextIndex, Node
 from tests.index.paths import traverse
+from tests.integrity import check_index
 
 Prefix = tuple[str, ...]
 
@@ -228,7 +229,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_hold_the_same(self) -> None:
-        self.index.check_integrity()
+        check_index(self.index)
         resident: dict[Prefix, int] = {}
         generated: dict[Prefix, int] = {}
         for node in self.index:
@@ -259,7 +260,7 @@ def test_fewer_nodes_hold_no_more_than_all_of_them(sent: list[Prefix], max_nodes
     for documents in sent:
         index.insert(documents, lengths(documents))
         everything.insert(documents)
-        index.check_integrity()
+        check_index(index)
         assert index.num_nodes <= max_nodes
         match = index.search(documents, lengths(documents))
         assert match.cached_tokens <= everything.longest(documents)

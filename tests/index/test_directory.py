@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ragboost.index import ContextIndex, PrefixDirectory, Seat
 from ragboost.index.node import Branch
+from tests.integrity import check_directory, check_index
 
 TOKENS = {"a": 3, "b": 4, "c": 1, "d": 6, "e": 2}
 DOCUMENTS = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=5).map(tuple)
@@ -111,9 +112,9 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_hold_the_same(self) -> None:
-        self.directory.check_integrity()
+        check_directory(self.directory)
         for number, index in enumerate(self.indexes):
-            index.check_integrity()
+            check_index(index)
             assert listed_for(self.directory, 1 << number) == held_by(index)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex, EvictionForecast
 from ragboost.index.eviction import TokenAges
+from tests.integrity import check_index
 
 SEQUENCE = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
 TOKENS = {document: 10 + 7 * document for document in range(7)}
@@ -35,11 +36,11 @@ def test_as_much_counts_as_cached_as_the_forecast_eviction_would_leave(
             told = index.cached_prefix(sequence)
             assert told == evicted.cached_prefix(sequence)
             assert index.search(sequence, lengths(sequence)).cached_tokens >= told[1]
-        index.check_integrity()
+        check_index(index)
     # Nothing has left the tree, and a used sequence is retained.
     index.eviction_forecast.retained_share = 0.0
     index.insert(sequences[0], lengths(sequences[0]))
-    index.check_integrity()
+    check_index(index)
     index.eviction_forecast.retained_share = 1.0
     assert index.cached_prefix(sequences[0])[1] == sum(lengths(sequences[0]))
 
@@ -51,7 +52,7 @@ def test_an_insertion_without_use_keeps_its_age() -> None:
     index.insert([2, 3], [100, 100])
     index.insert([0], [100], is_use=False)
     index.insert([0, 4], [100, 100], is_use=False)
-    index.check_integrity()
+    check_index(index)
     index.eviction_forecast.retained_share = 0.4
     assert index.cached_prefix([0, 1])[1] == 0
     assert index.cached_prefix([2, 3])[1] == 200
@@ -108,7 +109,7 @@ def test_an_expected_eviction_is_recomputed_and_hidden_from_the_same_batch() -> 
     assert index.record_leading([0, 1], [100, 100]).cached_tokens == 0
     index.eviction_forecast.next_batch += 1
     assert index.record_leading([0, 1], [100, 100]).cached_tokens == 200
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_request_without_room_in_a_batch_finds_what_that_batch_computes() -> None:
@@ -134,7 +135,7 @@ def test_a_radix_tree_loses_nodes_whole_and_takes_a_split_for_a_use() -> None:
     index.eviction_forecast.next_batch, index.eviction_forecast.retained_share = 3, 0.6
     assert held(index, [2, 3]) == (0, 0)
     assert held(index, [0, 1]) == (2, 200)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_reported_documents_are_visible_to_every_batch() -> None:

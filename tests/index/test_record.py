@@ -1,4 +1,5 @@
 from ragboost.index import ContextIndex, IndexEntry
+from tests.integrity import check_index
 
 FRONT = ("a", "b")
 
@@ -33,7 +34,7 @@ def test_turns_add_up_behind_the_front() -> None:
 
     assert [t.cached_tokens for t in (second, third)] == [20, 27]
     assert index.num_tokens == 32
-    index.check_integrity()
+    check_index(index)
 
 
 def test_two_conversations_with_the_same_front_add_up() -> None:
@@ -57,7 +58,7 @@ def test_an_evicted_history_is_computed_again() -> None:
 
     assert third.cached_tokens == 15
     assert index.num_tokens == 32
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_front_that_ends_inside_a_node_is_split_off() -> None:
@@ -66,4 +67,4 @@ def test_a_front_that_ends_inside_a_node_is_split_off() -> None:
 
     assert turn(index, history=0, length=7).cached_tokens == 20
     assert index.num_tokens == 37
-    index.check_integrity()
+    check_index(index)

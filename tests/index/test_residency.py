@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from ragboost.errors import ContextIndexError
 from ragboost.index import ContextIndex
+from tests.integrity import check_index
 
 TOKENS = {"a": 10, "b": 20, "c": 30, "d": 40}
 
@@ -21,7 +22,7 @@ def hold(index: ContextIndex, documents: str, num_documents: int, partial_tokens
         num_documents=num_documents,
         partial_tokens=partial_tokens,
     )
-    index.check_integrity()
+    check_index(index)
 
 
 def cached(index: ContextIndex, documents: str) -> int:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex
-from ragboost.ordering.groups import Group, Groups, Overlaps, WaitingContext
+from ragboost.ordering.window import Group, Groups, Shared, WaitingContext
 
 TOKENS = {document: 90 + 7 * i for i, document in enumerate("abcdefghij")}
 
@@ -37,7 +37,7 @@ def test_every_request_is_in_one_group_and_no_two_groups_would_gain_by_merging(
     for context in cached:
         index.insert(context, lengths(context))
     waiting = [WaitingContext.of(context, TOKENS) for context in window]
-    groups = Groups(waiting, Overlaps().update(waiting), search=index.search)
+    groups = Groups(waiting, Shared.of(waiting), search=index.search)
 
     groups.merge()
 

@@ -1,14 +1,16 @@
-"""Order policies come from a registry, from which the settings read their choices."""
+"""Order policies are chosen by their names in the settings."""
+
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from ragboost.config import ORDER_POLICIES, OrderingSettings
+from ragboost.config import OrderingSettings
 from ragboost.ordering import OrderPolicy, RecentContexts, make_order_policy
 
 
-@pytest.mark.parametrize("name", ORDER_POLICIES)
-def test_every_policy_of_the_registry_keeps_all_documents(name: str) -> None:
+@pytest.mark.parametrize("name", ["relevance", "popularity"])
+def test_every_policy_keeps_all_documents(name: Any) -> None:
     policy = make_order_policy(OrderingSettings(tail=name))
     policy.add("bca")
 
@@ -21,5 +23,5 @@ def test_a_policy_is_chosen_by_name() -> None:
 
 
 def test_another_name_is_an_error_that_lists_the_policies() -> None:
-    with pytest.raises(ValidationError, match="must be one of relevance, popularity"):
-        OrderingSettings(tail="alphabetical")
+    with pytest.raises(ValidationError, match="'relevance' or 'popularity'"):
+        OrderingSettings(tail="alphabetical")  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from ragboost.config import OrderingSettings, Settings
 from ragboost.index import ContextIndex
 from ragboost.ordering import Order, OrderPolicy, RecentContexts, order_documents
+from tests.integrity import check_index
 
 TOKENS = {"a": 3, "b": 4, "c": 1, "d": 6, "e": 2, "f": 5}
 DOCUMENTS = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=6).map("".join)
@@ -144,4 +145,4 @@ def test_an_order_is_a_permutation_that_saves_what_it_says(
     else:  # a search cut short may be luckier than it knows
         assert measured >= found.cached_tokens
     assert found.cached_tokens >= unmoved + (min_saved_tokens if ordered != asked else 0)
-    index.check_integrity()
+    check_index(index)

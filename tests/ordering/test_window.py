@@ -1,14 +1,14 @@
 """Windows of waiting requests, planned against the cached prefixes."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from ragboost.index import ContextIndex, EvictionForecast, PrefixMatch
-from ragboost.ordering import RecentContexts, RequestWindow
+from ragboost.index import ContextIndex
+from ragboost.ordering import RecentContexts, plan_next
+from tests.integrity import check_index
 
 TOKENS = dict.fromkeys("abcdefghij", 100)
 
@@ -23,12 +23,11 @@ def plan_all(
     recent: RecentContexts | None = None,
 ) -> Plan:
     """Send a window, one request after another: positions and orders."""
-    requests = RequestWindow(index)
     sent: Plan = []
     left = list(range(len(window)))
     while left:
         waiting = [window[i] for i in left]
-        plan = requests.plan_next(waiting, tokens, policy=recent, budget_tokens=math.inf)
+        plan = plan_next(index, waiting, tokens, policy=recent, budget_tokens=math.inf)
         at, order, _ = plan
         index.insert(order, [tokens[str(document)] for document in order])
         if recent is not None:
@@ -45,7 +44,7 @@ def test_a_plan_holds_every_request_once_with_its_own_documents(
     index, recent = ContextIndex(capacity_tokens=1500), RecentContexts(window=16)
     for window in windows:
         plan = plan_all(index, window, TOKENS, recent)
-        index.check_integrity()
+        check_index(index)
         assert sorted(position for position, _ in plan) == list(range(len(window)))
         for position, order in plan:
             assert sorted(map(str, order)) == sorted(window[position])
@@ -98,8 +97,8 @@ def test_planning_one_by_one_sends_every_request_once_and_keeps_the_budget(
 ) -> None:
     index, recent = ContextIndex(), RecentContexts(window=16)
     while window:
-        plan = RequestWindow(index).plan_next(window, TOKENS, policy=recent, budget_tokens=budget)
-        index.check_integrity()
+        plan = plan_next(index, window, TOKENS, policy=recent, budget_tokens=budget)
+        check_index(index)
         at, order, cached = plan
         assert sorted(map(str, order)) == sorted(window[at])
         assert at == 0 or 100 * len(order) - cached <= budget
@@ -111,102 +110,14 @@ def test_the_request_with_the_longest_cached_prefix_is_next_if_the_first_one_can
     index.insert(("a", "b", "c"), (100, 100, 100))
     window = [list("xyz"), list("cbaj")]
     tokens = dict.fromkeys("abcjxyz", 100)
-    assert RequestWindow(index).plan_next(window, tokens, budget_tokens=99).position == 0
-    plan = RequestWindow(index).plan_next(window, tokens, budget_tokens=100)
+    assert plan_next(index, window, tokens, budget_tokens=99).position == 0
+    plan = plan_next(index, window, tokens, budget_tokens=100)
     assert (plan.position, plan.cached_tokens) == (1, 300)
 
 
 def test_a_request_that_goes_first_prepares_the_prefix_of_those_that_wait() -> None:
     window = [list("xab"), list("bay"), list("baz")]
     tokens = dict.fromkeys("abxyz", 100)
-    plan = RequestWindow(ContextIndex()).plan_next(window, tokens, budget_tokens=0)
+    plan = plan_next(ContextIndex(), window, tokens, budget_tokens=0)
     assert plan.position == 0
     assert set(plan.order[:2]) == {"a", "b"}
-
-
-class WaitingRequests(RuleBasedStateMachine):
-    """What the last plan found out, kept while requests and cached sequences come and go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.index, self.recent = ContextIndex(capacity_tokens=1500), RecentContexts(window=16)
-        self.kept = RequestWindow(self.index)
-        self.waiting: list[list[str]] = []
-        self.lengths = dict(TOKENS)
-
-    @rule(context=contexts)
-    def arrive(self, context: list[str]) -> None:
-        self.waiting.append(context)
-
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        if self.waiting:
-            del self.waiting[data.draw(st.integers(0, len(self.waiting) - 1))]
-
-    @rule(document=st.sampled_from(sorted(TOKENS)), length=st.integers(1, 300))
-    def measure(self, document: str, length: int) -> None:
-        self.lengths[document] = length
-
-    @rule(context=contexts, is_use=st.booleans())
-    def insert(self, context: list[str], is_use: bool) -> None:
-        self.index.insert(context, [self.lengths[d] for d in context], is_use=is_use)
-
-    @rule(context=contexts, num_tokens=st.integers(1, 200))
-    def extend(self, context: list[str], num_tokens: int) -> None:
-        node = self.index.search(context, [self.lengths[d] for d in context]).node
-        self.index.extend(node, num_tokens)
-
-    @rule(num_tokens=st.integers(0, 700))
-    def evict(self, num_tokens: int) -> None:
-        self.index.evict(num_tokens)
-
-    @rule()
-    def clear(self) -> None:
-        self.index.clear()
-
-    @rule(share=st.floats(0, 1), batch=st.integers(0, 3), is_batched=st.booleans())
-    def forecast(self, share: float, batch: int, is_batched: bool) -> None:
-        self.index.eviction_forecast = self.index.eviction_forecast or EvictionForecast()
-        self.index.eviction_forecast.update(share, batch, math.inf, is_batched=is_batched)
-
-    @rule(budget=st.integers(0, 600), is_sent=st.booleans())
-    def plan(self, budget: int, is_sent: bool) -> None:
-        if not self.waiting:
-            return
-        plans = [
-            window.plan_next(self.waiting, self.lengths, policy=self.recent, budget_tokens=budget)
-            for window in (self.kept, RequestWindow(self.index))
-        ]
-        assert plans[0] == plans[1]
-        assert len(self.kept) == len(self.waiting)
-        if is_sent:
-            at, order, _ = plans[0]
-            assert sorted(map(str, order)) == sorted(self.waiting.pop(at))
-            self.recent.add(order)
-            self.index.record_leading(order, [self.lengths[str(d)] for d in order])
-
-
-TestWaitingRequests = WaitingRequests.TestCase
-TestWaitingRequests.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-
-
-def test_only_what_has_changed_is_looked_for_again() -> None:
-    index = ContextIndex()
-    search, searched = index.search, []
-
-    def counted(documents: Sequence[Hashable], tokens: Sequence[int]) -> PrefixMatch:
-        searched.append(documents)
-        return search(documents, tokens)
-
-    index.search = counted  # type: ignore[method-assign]
-    window = RequestWindow(index)
-    waiting = [[f"{at}{document}" for document in "abcd"] for at in range(50)]
-    tokens = {document: 100 for context in waiting for document in context}
-
-    for expected in (51, 2):  # and one search for the order
-        at, order, _ = window.plan_next(waiting, tokens, budget_tokens=math.inf)
-        assert len(searched) <= expected
-        searched.clear()
-        index.insert(order, [100] * 4)
-        waiting[at] = [f"x{document}" for document in "abcd"]
-        tokens |= dict.fromkeys(waiting[at], 100)

@@ -70,7 +70,7 @@ def test_a_detection_is_the_same_wherever_it_is_said(
     ]
     assert bool(data["recent"][0]["advice"]) == (name != "found")
     assert (data["recent"][0]["detection"], data["recent"][0]["frame"] or "") == (name, frame)
-    lines = [r for r in caplog.records if r.name.endswith("detection_log")]
+    lines = [r for r in caplog.records if r.name.endswith("log_lines")]
     assert len(lines) == 1
     eventually(lambda: len(accessed(caplog)) == 2)  # written behind the responses
     shown = accessed(caplog)
@@ -84,9 +84,9 @@ def test_small_requests_without_documents_are_no_news(
     caplog.set_level(logging.INFO)
     url = start_proxy().url
     httpx.post(url + CHAT, json=chat("Hello."))
-    assert not [r for r in caplog.records if r.name.endswith("detection_log")]
+    assert not [r for r in caplog.records if r.name.endswith("log_lines")]
     httpx.post(url + CHAT, json=chat("Why? " * 500))
-    assert [r for r in caplog.records if r.name.endswith("detection_log")]
+    assert [r for r in caplog.records if r.name.endswith("log_lines")]
 
 
 def test_a_document_that_is_not_boosted_was_found_all_the_same(start_proxy: StartProxy) -> None:

@@ -5,7 +5,6 @@ be counted for the next request, by `tokens.local` or `cache_sync.tokenizer`.
 """
 
 import math
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock
@@ -15,7 +14,6 @@ from ragboost.types import KEY_OF, Document
 
 DEFAULT_TOKENS_PER_BYTE = 0.25  # until documents are counted
 _MAX_WANTED = 4096
-_MAX_IDS = 4_000_000  # token ids kept, 4 bytes each
 _MIN_RATIO_CHANGE = 0.05  # relative; smaller changes keep the estimates
 _MIN_SAMPLE_TOKENS = 1024  # a ratio of fewer tokens means nothing
 _RATIOS = 1 / 16, 1.0  # bounds: images in a prompt are not text
@@ -45,8 +43,6 @@ class TokenCounter:
         self._count = count_tokens
         self._lengths: OrderedDict[str, int] = OrderedDict()  # exact ones
         self._estimates: OrderedDict[str, int] = OrderedDict()
-        self._ids: OrderedDict[str, array[int]] = OrderedDict()
-        self._num_ids = 0
         self._wanted: OrderedDict[str, str] = OrderedDict()
         self._wanted_bytes = 0
         self._sizes: dict[str, int] = {}  # bytes of the documents being counted
@@ -123,10 +119,6 @@ class TokenCounter:
     def are_exact(self, keys: Iterable[str]) -> bool:
         return all(key in self._lengths for key in keys)
 
-    def ids(self, key: str) -> "array[int] | None":
-        """Return the token ids of a document's title and text alone; None if unknown."""
-        return self._ids.get(key)
-
     def take_wanted(self, limit: int) -> list[Wanted]:
         """Take documents to count off the queue, latest first; finish with `learn` or `give_up`."""
         with self._lock:
@@ -140,15 +132,13 @@ class TokenCounter:
                 self.has_wanted.clear()
             return taken
 
-    def learn(self, key: str, length: int, *, ids: Sequence[int] = ()) -> None:
+    def learn(self, key: str, length: int) -> None:
         with self._lock:
             self._lengths[key] = max(1, length)
             self._lengths.move_to_end(key)
             self._estimates.pop(key, None)
             self._shrink(self._lengths)
             self._update_ratio(length, self._sizes.pop(key, 0))
-            if ids:
-                self._keep_ids(key, ids)
 
     def give_up(self, keys: Iterable[str]) -> None:
         """Release documents that could not be counted; their next request queues them again."""
@@ -203,15 +193,6 @@ class TokenCounter:
             if abs(ratio - self._ratio) > _MIN_RATIO_CHANGE * self._ratio:
                 self._ratio = ratio
                 self._estimates.clear()
-
-    def _keep_ids(self, key: str, ids: Sequence[int]) -> None:
-        old = self._ids.pop(key, None)
-        self._num_ids += len(ids) - (len(old) if old is not None else 0)
-        self._ids[key] = array("I", ids)
-        while len(self._ids) > 1 and (
-            self._num_ids > _MAX_IDS or len(self._ids) > self.max_documents
-        ):
-            self._num_ids -= len(self._ids.popitem(last=False)[1])
 
     def _shrink(self, cache: "OrderedDict[str, int]") -> None:
         while len(cache) > self.max_documents:

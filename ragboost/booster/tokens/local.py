@@ -53,7 +53,7 @@ def _run(reference: "weakref.ref[TokenCounter]", encode: Encode) -> None:
     while (counter := reference()) is not None:
         batch = counter.take_wanted(_BATCH)
         for (key, _), ids in zip(batch, encode([text for _, text in batch]), strict=True):
-            counter.learn(key, len(ids), ids=ids)
+            counter.learn(key, len(ids))
         has_wanted = counter.has_wanted
         del counter
         has_wanted.wait(_POLL_S)

@@ -1,4 +1,4 @@
-"""Prompt caches of hosted APIs: receipts, stable order, and why one missed.
+"""Prompt caches: stable order, and why one missed.
 
 Knows request bodies and reported usage. Does not know HTTP.
 """

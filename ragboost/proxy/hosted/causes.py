@@ -65,8 +65,6 @@ class Cause(StrEnum):
     VOLATILE = "volatile line"
     MODEL = "another model"
     OPTIONS = "changed options"
-    BREAKPOINT = "missing breakpoint"
-    EXPIRED = "too late"
 
 
 MENDS = {
@@ -94,8 +92,6 @@ MENDS = {
     + ', or stable = "safe"',
     Cause.MODEL: "stay with one model in a conversation: each has a cache of its own",
     Cause.OPTIONS: "keep the options of a conversation",
-    Cause.BREAKPOINT: "keep a breakpoint within 20 blocks behind the last one",
-    Cause.EXPIRED: "ask sooner, or set breakpoints with a longer ttl",
 }
 """What helps against each cause, in one line."""
 

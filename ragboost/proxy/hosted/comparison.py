@@ -1,19 +1,14 @@
 """Find the first difference between two requests of a conversation, and what it costs.
 
-Looks at the first one only: an API's cache ends there. Where a chat template is at hand, compares
-what it makes of both.
+Looks at the first one only: an API's cache ends there.
 """
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.proxy.hosted.causes import Cause, cause_of, value_cause
 from ragboost.proxy.hosted.prompt import PromptPart, PromptParts, common_length, text_bytes
-from ragboost.requests.wires.body import has_cache_mark, may_have_cache_mark
-from ragboost.requests.wires.normal_form import normal_message
-from ragboost.requests.wires.providers import PROMPT_CACHES
 from ragboost.requests.wires.registry import ANY
 
 _SHOWN = 60
@@ -62,7 +57,7 @@ def compare(before: PromptParts, after: PromptParts) -> PrefixBreak | None:
             if decoded_bytes > _MAX_BYTES:
                 return None
         equal_bytes += old.size
-    return _breakpoint_break(before, after)
+    return None
 
 
 def _changed(before: PromptParts, after: PromptParts, names: Sequence[str]) -> str | None:
@@ -76,68 +71,6 @@ def _option_break(
     lost = min(before.num_bytes, after.num_bytes) - equal_bytes
     old, new = (json.dumps(parts.options.get(name))[:_SHOWN] for parts in (before, after))
     return PrefixBreak(Cause.OPTIONS, name, "options", 0, equal_bytes, max(0, lost), old, new)
-
-
-def _breakpoint_break(before: PromptParts, after: PromptParts) -> PrefixBreak | None:
-    """Return the break of a prompt that is continued, but not read up to where it was written:
-    an API looks for what was written at a breakpoint and in a number of blocks before it."""
-    if not (before.is_marked or any(may_have_cache_mark(bytes(part.raw)) for part in before.parts)):
-        return None
-    written, read = _marked_blocks(before), _marked_blocks(after)
-    if not written:
-        return None
-    reached = [w for w in written if any(w <= r < w + num for r, num in read.items())]
-    found = max(reached, default=-1)
-    last = max(written)
-    if found == last:
-        return None
-    ends, num_bytes, hit_bytes = -1, 0, 0
-    for old in before.parts:
-        ends, num_bytes = ends + len(old.blocks), num_bytes + old.size
-        if ends <= found:
-            hit_bytes = num_bytes
-        if ends >= last:
-            lost = num_bytes - hit_bytes
-            return PrefixBreak(
-                Cause.BREAKPOINT, old.path, old.place, 0, hit_bytes, lost, old.text[-_SHOWN:], ""
-            )
-    return None
-
-
-def _marked_blocks(prompt: PromptParts) -> dict[int, int]:
-    """Return the numbers of the blocks with a breakpoint, counted from the prompt's start, and in
-    how many blocks an API looks from there for what was written."""
-    blocks = [block for part in prompt.parts for block in part.blocks]
-    lookbacks = {cache.mark: cache.lookback for cache in PROMPT_CACHES}
-    marked = {
-        number: max([num for mark, num in lookbacks.items() if block.get(mark) is not None])
-        for number, block in enumerate(blocks)
-        if has_cache_mark(block)
-    }
-    if prompt.is_marked and blocks:
-        marked[len(blocks) - 1] = min(lookbacks.values())
-    return marked
-
-
-def expired_break(before: PromptParts, *, seconds: float) -> PrefixBreak | None:
-    """Return the break of a prompt that is continued after its breakpoints' lifetime."""
-    lifetimes = [_lifetime_s(block) for part in before.parts for block in part.blocks]
-    longest = max(lifetimes, default=0.0)
-    if not 0 < longest < seconds or not before.parts:
-        return None
-    first, lost = before.parts[0], before.num_bytes
-    waited, kept = f"{seconds:.0f} s", f"kept for {longest:.0f} s"
-    return PrefixBreak(Cause.EXPIRED, first.path, first.place, 0, 0, lost, kept, waited)
-
-
-def _lifetime_s(block: Any) -> float:
-    """Return for how many seconds an API keeps what is before a block; 0 without a breakpoint."""
-    for cache in PROMPT_CACHES:
-        mark = block.get(cache.mark) if isinstance(block, dict) else None
-        if isinstance(mark, dict):
-            ttl = mark.get("ttl")
-            return cache.ttls.get(ttl if isinstance(ttl, str) else None, cache.ttls[None])
-    return 0.0
 
 
 def _difference(
@@ -177,53 +110,3 @@ def _shown(old: str, new: str, common: int) -> tuple[str, str]:
     """Return what two texts have shortly before and behind their difference."""
     start = max(0, common - _SHOWN // 3)
     return old[start : start + _SHOWN], new[start : start + _SHOWN]
-
-
-def rendered_break(
-    found: PrefixBreak, before: PromptParts, after: PromptParts, template: ChatTemplate
-) -> PrefixBreak | None:
-    """Return a difference as the engine sees it: None if one text continues the other, else what is
-    equal and lost in these. The difference itself where nothing can be rendered."""
-    if before.num_bytes + after.num_bytes > _MAX_BYTES or before.model != after.model:
-        return found
-    old, new = (_render(prompt, template) for prompt in (before, after))
-    if old is None or new is None:
-        return found
-    common = common_length(old, new)
-    if common == min(len(old), len(new)):
-        return None
-    equal_bytes, num_bytes = (len(t.encode(errors="replace")) for t in (old[:common], old))
-    return found._replace(equal_bytes=equal_bytes, lost_bytes=num_bytes - equal_bytes)
-
-
-def _render(prompt: PromptParts, template: ChatTemplate) -> str | None:
-    messages, tools = [], []
-    for part in prompt.parts:
-        if part.place == "tools":
-            tools.append(part.source)
-        elif not part.path.startswith("messages["):
-            return None  # not a chat
-        elif (message := _message(part.source)) is None:
-            return None
-        else:
-            messages.append(message)
-    return template.render(messages, tools=tools)
-
-
-def _message(source: Any) -> dict[str, Any] | None:
-    """Return a message as engines give it to a template; None for one with more than texts."""
-    if not isinstance(source, dict) or not isinstance(source.get("role"), str):
-        return None
-    message = {"content": "", **normal_message(source, "vllm")}
-    if isinstance(message["content"], list) and (text := _text(message["content"])) is not None:
-        message["content"] = text
-    if not isinstance(message["content"], str):
-        return None
-    if "reasoning" in message:
-        message["reasoning_content"] = message["reasoning"]
-    return message
-
-
-def _text(blocks: Sequence[Any]) -> str | None:
-    texts = [b.get("text") if isinstance(b, dict) else None for b in blocks]
-    return "\n".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None

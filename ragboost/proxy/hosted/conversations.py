@@ -5,21 +5,19 @@ comparison of bytes, whatever its length. Does not know causes. `rewriting.recog
 a history is the same, by links that change with any of it; here it is sought where it has changed.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     PromptPart,
-    blocks_of,
     common_length,
     is_system,
     moves_system,
 )
 from ragboost.proxy.hosted.seen_prompt import MAX_SOUGHT, SeenPrompt
 from ragboost.requests.json_body import JsonBody
-from ragboost.requests.wires.body import has_cache_mark, may_have_cache_mark, tool_name
+from ragboost.requests.wires.body import may_have_cache_mark, tool_name
 from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.requests.wires.registry import ANY
 from ragboost.requests.wires.volatile_lines import VOLATILE_LINES, without_lines
@@ -31,7 +29,6 @@ _MAX_MESSAGES = 2000  # requests with more are left alone
 _MAX_MOVED_BYTES = 64 * 1024
 _COMPARED = 4096  # characters at both ends of a message
 _MAX_MOVED = 8  # messages between which breakpoints may have moved
-_MAX_NEAR = 20  # blocks that APIs look back from a breakpoint, at least
 _MESSAGE_BYTES = 160  # of a message's view and sample
 _LINE = 64  # characters at both ends of a line that are hashed
 _MAX_FRUITLESS = 2  # comparisons of heads of one kind that find nothing, in a row
@@ -42,8 +39,7 @@ class Predecessor(NamedTuple):
     """The earlier request that a request is compared with."""
 
     prompt: SeenPrompt
-    # What follows from the bytes alone: the prompt is continued, breakpoints are where they were.
-    is_continued: bool
+    is_continued: bool  # byte by byte, but for breakpoints
     is_head_only: bool  # of another conversation, with which this one shares its head
     key: int = 0  # of the heads that are compared with each other
 
@@ -62,9 +58,7 @@ class LastPrompts:
         *,
         max_prompts: int = 1000,
         max_size: int = 128 * 1024 * 1024,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
         self._last: BoundedMap[int, SeenPrompt] = BoundedMap(
             max_entries=max_prompts, max_size=max_size
         )
@@ -109,7 +103,7 @@ class LastPrompts:
                 return None
         elif not isinstance(decoded, str):
             return None
-        new = SeenPrompt(body, field, owner=owner, name=name, time_s=self._clock(), where=where)
+        new = SeenPrompt(body, field, owner=owner, name=name, where=where)
         number, found = self._find(new, kind)
         if number is None:
             self._num = number = self._num + 1
@@ -200,7 +194,6 @@ def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:
         return False
     if messages[: len(old)] == old:
         return True
-    first = None
     moved = [at for at, raw in enumerate(old) if raw != messages[at]]
     if len(moved) > _MAX_MOVED or sum(len(bytes(old[at])) for at in moved) > _MAX_MOVED_BYTES:
         return False
@@ -211,22 +204,7 @@ def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:
         path = f"{new.field}[{at}]"
         if PromptPart(path, old[at], kind).text != PromptPart(path, messages[at], kind).text:
             return False
-        first = at if first is None else first
-    return first is not None and _is_read(new.decoded[first:])
-
-
-def _is_read(messages: Sequence[Any]) -> bool:
-    """Return True if a breakpoint is so near that an API finds from there what was written at the
-    first of these messages."""
-    num_blocks = 0
-    for message in messages:
-        for block in blocks_of(message):
-            num_blocks += 1
-            if has_cache_mark(block):
-                return True
-            if num_blocks >= _MAX_NEAR:
-                return False
-    return False
+    return True
 
 
 def _is_similar(before: SeenPrompt, new: SeenPrompt) -> bool:

@@ -5,29 +5,19 @@ no text: a place, lengths, a cause. Users may share their credentials: who does 
 knows the earlier conversation is told the cause alone. Does not know HTTP.
 """
 
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.proxy.hosted.causes import MENDS, Cause
-from ragboost.proxy.hosted.comparison import (
-    PrefixBreak,
-    compare,
-    expired_break,
-    rendered_break,
-)
+from ragboost.proxy.hosted.comparison import PrefixBreak, compare
 from ragboost.proxy.hosted.conversations import LastPrompts, Predecessor
 from ragboost.proxy.hosted.seen_prompt import SeenPrompt
 from ragboost.requests.parsed_request import ParsedRequest
-from ragboost.requests.wires.body import is_stored, may_have_cache_mark
+from ragboost.requests.wires.body import is_stored
 from ragboost.requests.wires.normal_form import EngineKind
-from ragboost.requests.wires.providers import PROMPT_CACHES
 from ragboost.util.bounded_map import BoundedMap
 
 _MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_TEAMS = 64
-_SHORTEST_TTL_S = min(seconds for cache in PROMPT_CACHES for seconds in cache.ttls.values())
 # Between conversations, other differences are those of applications.
 HEAD_CAUSES = frozenset(
     {
@@ -88,9 +78,7 @@ class PromptComparison(NamedTuple):
     before: Predecessor
     new: SeenPrompt
     kind: EngineKind = ""
-    seconds: float = 0.0  # between them; 0 if unknown
     prompts: LastPrompts | None = None  # which learns what comes of it
-    template: ChatTemplate | None = None  # of the model
 
     @property
     def num_bytes(self) -> int:
@@ -100,19 +88,13 @@ class PromptComparison(NamedTuple):
     def run(self) -> PrefixBreak | None:
         """Return the first difference; may take a few milliseconds, if both are long."""
         before, is_continued, is_head_only, _ = self.before
-        if is_continued and not self.seconds:
-            return None
-        old = before.parts(self.kind)
         if is_continued:
-            found = expired_break(old, seconds=self.seconds)
-            return found and found._replace(is_proven=self.new.proves_to_continue(before))
-        new = self.new.parts(self.kind)
+            return None
+        old, new = before.parts(self.kind), self.new.parts(self.kind)
         if is_head_only:
             found = compare(old.head(), new.head())
             return found and found._replace(is_proven=False)
         found = compare(old, new)
-        if found is not None and self.template is not None:
-            found = rendered_break(found, old, new, self.template)
         return found and found._replace(is_proven=self.new.proves_to_continue(before))
 
 
@@ -122,8 +104,6 @@ class PrefixWatch:
     Args:
         max_bytes: of all teams.
         num_teams: that share them.
-        template: of the model, where it is at hand.
-        clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -131,11 +111,7 @@ class PrefixWatch:
         *,
         max_bytes: int = 64 << 20,
         num_teams: int = 1,
-        template: ChatTemplate | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._template = template
-        self._clock = clock
         self._max_size = max_bytes // min(max(num_teams, 1), MAX_TEAMS)
         self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
 
@@ -149,7 +125,7 @@ class PrefixWatch:
             return None
         last = self._teams.get(team)
         if last is None:
-            last = LastPrompts(max_size=self._max_size, clock=self._clock)
+            last = LastPrompts(max_size=self._max_size)
             self._teams.put(team, last)
         name = (request.session or "").partition("/")[2]  # behind what depends on the model
         # What varies before documents is found by others.
@@ -158,10 +134,7 @@ class PrefixWatch:
         if pair is None:
             return None
         before, new = pair
-        seconds = self._clock() - before.prompt.time_s
-        if before.is_continued and not _may_expire(before, seconds):
-            return None
-        return PromptComparison(before, new, kind, seconds, last, self._template)
+        return None if before.is_continued else PromptComparison(before, new, kind, last)
 
     def report(
         self,
@@ -182,9 +155,3 @@ class PrefixWatch:
             return None
         tokens_in = int(found.equal_bytes * tokens_per_byte)
         return CacheBreak(found.cause, found.path, tokens_in, lost, found.is_proven)
-
-
-def _may_expire(before: Predecessor, seconds: float) -> bool:
-    if seconds <= _SHORTEST_TTL_S:
-        return False
-    return may_have_cache_mark(bytes(before.prompt.raw))

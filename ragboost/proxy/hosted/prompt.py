@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Raw
 
 from ragboost.requests.json_body import decode_message
-from ragboost.requests.wires.body import has_cache_mark
 from ragboost.requests.wires.normal_form import (
     EngineKind,
     is_messages_api,
@@ -22,8 +21,7 @@ from ragboost.requests.wires.normal_form import (
     normal_message,
     normal_tool,
 )
-from ragboost.requests.wires.providers import CACHE_MARKS
-from ragboost.requests.wires.registry import ANY, CONTENTS
+from ragboost.requests.wires.registry import ANY
 
 PROMPTS = tuple(dict.fromkeys((*ANY.messages, *ANY.prompts)))
 _BYTES_PER_TOKEN = 4
@@ -81,11 +79,6 @@ class PromptPart:
         """True for a message of the conversation, False for what stands above."""
         return self.place not in ("tools", "system")
 
-    @property
-    def blocks(self) -> list[Any]:
-        """The blocks at which a breakpoint can be set; the part itself where it has none."""
-        return [self.source] if self.place == "tools" else blocks_of(self.source)
-
 
 @dataclass(frozen=True)
 class PromptParts:
@@ -96,7 +89,6 @@ class PromptParts:
     parts: Sequence[PromptPart]  # in the order in which an API reads them
     num_first: int  # of these, tools and instructions that the client sends first
     num_above: int  # these, and later system messages that are moved to the front
-    is_marked: bool  # the API is asked to set a breakpoint at the end
 
     @classmethod
     def of(
@@ -128,8 +120,7 @@ class PromptParts:
         if moves_system(head, kind):
             parts += [part for part in turns if is_system(part.raw)]
             turns = [part for part in turns if not is_system(part.raw)]
-        is_marked = has_cache_mark({m: decode_message(head[m]) for m in CACHE_MARKS if m in head})
-        return cls(name, options, [*parts, *turns], num_first, len(parts), is_marked)
+        return cls(name, options, [*parts, *turns], num_first, len(parts))
 
     @cached_property
     def num_bytes(self) -> int:
@@ -138,7 +129,7 @@ class PromptParts:
     def head(self) -> "PromptParts":
         """Return what is above the messages of the conversation."""
         num = self.num_first
-        return PromptParts(self.model, self.options, self.parts[:num], num, num, self.is_marked)
+        return PromptParts(self.model, self.options, self.parts[:num], num, num)
 
 
 def estimate_tokens(num_bytes: int) -> int:
@@ -187,13 +178,6 @@ def role_place(message: Any) -> str:
     """Return what a message is, for reports."""
     role = message.get("role", message.get("type")) if isinstance(message, dict) else None
     return "system" if role in ANY.instruction_roles else f"{role} message"[:40]
-
-
-def blocks_of(content: Any) -> list[Any]:
-    """Return the blocks of a message or a field; the value itself where it has none."""
-    if isinstance(content, dict) and not has_cache_mark(content):
-        content = next((content[n] for n in CONTENTS.values() if n in content), content)
-    return content if isinstance(content, list) and content else [content]
 
 
 def moves_system(head: Mapping[str, Raw], kind: EngineKind) -> bool:

@@ -143,7 +143,7 @@ def lint_log(path: Path) -> LintReport:
     Raises:
         RequestError: the file cannot be read, or none of its lines is a request.
     """
-    report, prompts = LintReport(), LastPrompts(clock=lambda: 0.0)
+    report, prompts = LintReport(), LastPrompts()
     formats = make_formats(Settings())
     for line in read_lines(path, max_bytes=_MAX_LINE_BYTES):
         logged = _read(line, report)

@@ -12,11 +12,10 @@ from ragboost.proxy.hosted.prompt import PROMPTS, PromptParts
 from ragboost.requests.json_body import JsonBody, decode_message
 from ragboost.requests.wires.body import num_instructions
 from ragboost.requests.wires.normal_form import EngineKind
-from ragboost.requests.wires.providers import CACHE_MARKS
 from ragboost.requests.wires.registry import ANY, CONTENTS
 
 MAX_SOUGHT = 12  # messages at the end by which a conversation is sought
-_HEAD = {"model", *ANY.head_options, *ANY.message_options, *CACHE_MARKS}
+_HEAD = {"model", *ANY.head_options, *ANY.message_options}
 _HEAD |= {*ANY.tools, *ANY.instructions}
 _KEPT = _HEAD.union(PROMPTS)
 _CONTENTS = (*dict.fromkeys(CONTENTS.values()), "tool_calls", "output", "arguments")
@@ -28,9 +27,7 @@ _SAMPLE = 64  # characters at both ends of a text
 class SeenPrompt:
     """A request as it seeks its conversation, and as it is kept."""
 
-    def __init__(
-        self, body: JsonBody, field: str, *, owner: bytes, name: str, time_s: float, where: str
-    ) -> None:
+    def __init__(self, body: JsonBody, field: str, *, owner: bytes, name: str, where: str) -> None:
         fields, raw, decoded = body.raw_fields, body.raw, body.fields[field]
         is_list = isinstance(decoded, list)
         messages = body.elements(field) if is_list else [fields[field]]
@@ -47,7 +44,6 @@ class SeenPrompt:
         self.name_key = hash((owner, name)) if name else 0  # of its conversation; 0 without a name
         # Of its tools and instructions, under which it is found; None if these were not looked at.
         self.head_keys: Sequence[int] | None = None
-        self.time_s = time_s
         self.where = where  # file and line of a log
         self.num_above = above = num_instructions(self.decoded[:_MAX_ABOVE])
         self._last = last = len(self.decoded) - 1

@@ -11,8 +11,7 @@ from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.errors import INTERNAL_ERROR
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError
-from ragboost.proxy.hosted.receipts import write_receipt
-from ragboost.proxy.observability.access_log import log_access
+from ragboost.proxy.observability.log_lines import log_access
 from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.records import Answer, SentRequest
 from ragboost.proxy.routing.admission import Admission
@@ -154,18 +153,9 @@ class Completions(Passthrough):
         if not self._settings.proxy.receipts:
             return None
 
-        def write(usage: Usage) -> bytes:
-            return write_receipt(
-                usage,
-                detection=parsed.detection,
-                predicted_tokens=admission.cached_tokens,
-                dropped_tokens=sent.dropped_tokens,
-                saved_tokens=sent.saved(usage).net,
-                bought_tokens=sent.bought_tokens,
-                cache_break=sent.cache_break.as_json() if sent.cache_break else None,
-            )
-
-        return write
+        return lambda usage: sent.receipt(
+            usage, parsed.detection, predicted_tokens=admission.cached_tokens
+        )
 
     async def _relay(
         self,

@@ -32,8 +32,7 @@ class Dispatcher:
     def __init__(self, settings: Settings, *, backends: Backends, tenants: Tenants) -> None:
         self.backends = backends
         self._tenants = tenants
-        kept_s = settings.index.ttl_s if settings.stable == "safe" else None
-        self.router = Router(backends, settings.router, kept_s=kept_s or 0.0)
+        self.router = Router(backends, settings.router)
         self.room: WaitingRoom | None = None
         room = settings.waiting_room
         limits = [settings.backend.max_concurrency, *(b.max_concurrency for b in backends.all)]

@@ -37,11 +37,9 @@ class Router:
     change, and each signal says in one reading what all caches hold.
     """
 
-    def __init__(
-        self, backends: Backends, settings: RouterSettings, *, kept_s: float = 0.0
-    ) -> None:
+    def __init__(self, backends: Backends, settings: RouterSettings) -> None:
         self.backends = backends
-        self._signals = make_signals(settings, kept_s=kept_s)
+        self._signals = make_signals(settings)
         # Bodies have to be examined: there is a choice, and the contents of caches count.
         self.looks_at_caches = backends.width > 1 and bool(self._signals)
         for signal in self._signals:
@@ -108,7 +106,6 @@ class Router:
                 total = CacheReading(
                     np.maximum(total.cached, reading.cached),
                     total.affinity + reading.affinity,
-                    total.kept + reading.kept,
                 )
                 readings.append((signal, reading))
         backend = self._cheapest(admission.request.prompt_tokens, total)
@@ -127,7 +124,7 @@ class Router:
         """Return the backend with the lowest cost, unhealthy ones last; None: all are excluded."""
         self._update_loads()
         before = np.maximum(prompt_tokens - reading.cached, 0) + self._waiting
-        cost = before + self._absent - reading.kept
+        cost = before + self._absent
         cost += self._running * self._tokens_per_running(prompt_tokens)
         if not isinstance(reading.affinity, float):
             queue = self._waiting[self._present].sum() / max(len(self._present), 1)

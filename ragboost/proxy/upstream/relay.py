@@ -7,6 +7,7 @@ backend.
 import logging
 import time
 from typing import Protocol
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
@@ -14,7 +15,6 @@ from ragboost.proxy.records import SentRequest
 from ragboost.proxy.serving.errors import error_body
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
-from ragboost.proxy.upstream.locations import LOCATIONS, client_location
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.requests.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.requests.wires.usage import Usage
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 RECEIPT = b"x-ragboost-receipt"
 _EVENT_STREAM = "text/event-stream"
+_LOCATIONS = (b"location", b"content-location")
 
 
 class BackendSlot(Protocol):
@@ -103,7 +104,7 @@ async def _send_head(
     mount = exchange.scope.get("root_path", "")
     headers = [
         (name, client_location(value, backend_url=slot.backend.url, mount=mount))
-        if name in LOCATIONS
+        if name in _LOCATIONS
         else (name, value)
         for name, value in response_headers(response.headers)
     ]
@@ -201,3 +202,33 @@ def _with_request_id(headers: RawHeaders, exchange: ClientExchange) -> RawHeader
     for name, value in exchange.trace_headers.items():
         headers = with_header(headers, name.lower().encode(), value.encode())
     return headers
+
+
+def client_location(value: bytes, *, backend_url: str, mount: str = "") -> bytes:
+    """Return the value of a `location` for the client: a path of the proxy if the value is an
+    address of the backend, else the value itself.
+
+    Args:
+        backend_url: base URL of the backend that responded.
+        mount: path below which the proxy is served.
+    """
+    try:
+        parts, backend = urlsplit(value.decode("latin-1")), urlsplit(backend_url)
+        if parts.netloc and _server(parts) != _server(backend):
+            return value
+    except ValueError:
+        return value
+    is_path = not parts.scheme and parts.path.startswith("/") and bool(backend.path or mount)
+    if not (parts.netloc or is_path):
+        return value
+    path = parts.path or "/"
+    if backend.path and (path + "/").startswith(backend.path + "/"):
+        path = path.removeprefix(backend.path)
+    path = mount + "/" + path.lstrip("/")  # two slashes would begin with a host
+    return urlunsplit(("", "", path, parts.query, parts.fragment)).encode("latin-1")
+
+
+def _server(parts: SplitResult) -> tuple[str, int | None]:
+    """Return host and port, which a backend behind TLS may name with the port of plain HTTP."""
+    port = None if parts.port in (80, 443) else parts.port
+    return (parts.hostname or "").removesuffix("."), port

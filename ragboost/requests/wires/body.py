@@ -7,8 +7,8 @@ messages are not among them.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.requests.wires.providers import CACHE_MARKS
 from ragboost.requests.wires.registry import ANY, CONTENTS
+from ragboost.requests.wires.wire import CACHE_MARKS
 
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a body."""

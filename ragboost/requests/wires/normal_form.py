@@ -14,9 +14,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ragboost.requests.wires.providers import CACHE_MARKS
 from ragboost.requests.wires.registry import ANY
 from ragboost.requests.wires.volatile_lines import BILLING_LINE
+from ragboost.requests.wires.wire import CACHE_MARKS
 
 EngineKind = Literal["vllm", "sglang", "hosted", ""]
 """The server that renders prompts; empty if it is unknown, or for backends of several kinds."""

@@ -27,8 +27,6 @@ class Usage(NamedTuple):
     prompt_tokens: int  # all of the prompt, cached ones too
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
-    # Of the prompt, for requests with `return_token_ids` (vLLM, SGLang).
-    prompt_ids: tuple[int, ...] | None = None
     reused_tokens: int | None = None  # whose KV came from stored chunks and was not computed again
     recomputed_tokens: int | None = None  # whose KV came from stored chunks and was computed again
 
@@ -61,9 +59,7 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
     Fields that are missing, null or of the wrong type count as not reported.
     """
     for usage in _usages(answer):
-        found = _added_up(usage) or _counted(usage)
-        ids = _prompt_ids(answer)
-        return found if found is None or ids is None else found._replace(prompt_ids=ids)
+        return _added_up(usage) or _counted(usage)
     return None
 
 
@@ -160,18 +156,3 @@ _REUSED, _RECOMPUTED = map(_steps, (ALL_COUNTS.reused, ALL_COUNTS.recomputed))
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= _MAX_COUNT  # not a bool
-
-
-def _prompt_ids(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
-    # vLLM: beside the choices of a chat, in the choices of a completion. SGLang: in the choices.
-    choices = answer.get("choices")
-    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    for holder in (answer, first):
-        ids = holder.get("prompt_token_ids") if isinstance(holder, dict) else None
-        if isinstance(ids, list) and ids and all(_is_token(number) for number in ids):
-            return tuple(ids)
-    return None
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value < 2**32

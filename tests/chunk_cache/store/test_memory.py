@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
-from tests.integrity import check_store
+from tests.kv_integrity import check_store
 
 
 def make_chunk(num_tokens: int = 4) -> ChunkKV:

@@ -5,7 +5,7 @@ from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import HungPlace
 from tests.eventually import DEADLINE_S, eventually
-from tests.integrity import check_store
+from tests.kv_integrity import check_store
 
 SIZE = make_chunk().size_bytes
 

@@ -16,7 +16,7 @@ from ragboost.errors import StoreUnavailableError
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import Place
 from tests.fakes.virtual_threads import VirtualThreads
-from tests.integrity import check_store
+from tests.kv_integrity import check_store
 
 TOKENS, COMPUTE_S = 10, 0.1  # of a chunk
 NUM_CHUNKS, PER_REQUEST, IN_MEMORY = 40, 4, 8

@@ -24,7 +24,7 @@ from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import stored_kv
 from tests.chunk_cache.store.chunks import files_of_at_most, make_chunk, same
 from tests.eventually import DEADLINE_S, eventually
-from tests.integrity import check_store
+from tests.kv_integrity import check_store
 
 SIZE = make_chunk().size_bytes
 

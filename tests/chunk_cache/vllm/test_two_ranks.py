@@ -28,7 +28,7 @@ from tests.chunk_cache.store.places import Place
 from tests.chunk_cache.vllm.test_worker import filler
 from tests.eventually import DEADLINE_S
 from tests.fakes.virtual_threads import VirtualThreads
-from tests.integrity import check_store
+from tests.kv_integrity import check_store
 
 __all__ = ["filler"]
 

@@ -13,7 +13,7 @@ import torch
 from ragboost.engine.runtime.attention import Segment
 from tests.engine.conftest import MODEL, Served, serve_engine
 from tests.engine.leaving import leave_while_running, wait_until_idle
-from tests.integrity import check_blocks
+from tests.kv_integrity import check_blocks
 from tests.metrics import read_metric
 
 DOCUMENTS = [

@@ -13,7 +13,7 @@ from ragboost.engine.runtime.prefix_cache import (
     event_hash,
 )
 from research.eviction import POLICIES
-from tests.integrity import check_blocks
+from tests.kv_integrity import check_blocks
 
 BLOCK_SIZE = 2
 

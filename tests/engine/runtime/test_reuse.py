@@ -19,7 +19,7 @@ from ragboost.engine.runtime.request import EngineRequest, SamplingParams
 from tests.chunk_cache.prompts import stored_kv
 from tests.engine.submitting import Parts, Request, running
 from tests.eventually import eventually
-from tests.integrity import check_store
+from tests.kv_integrity import check_store
 
 STEP = 64
 SETTINGS = EngineSettings(

@@ -14,6 +14,7 @@ from research.distance import (
     release_order,
 )
 from tests.index.paths import traverse
+from tests.integrity import check_index
 
 C1, C2, C3 = (2, 1, 3), (2, 6, 1), (4, 1, 0)
 C6, C7, C8 = (2, 1, 4), (5, 7, 8), (1, 2, 9)
@@ -81,7 +82,7 @@ def test_figure_5_new_contexts_follow_the_matched_prefix() -> None:
     assert arrive(index, C7) == ((5, 7, 8), (1,))
     assert arrive(index, C8) == ((1, 2, 9), (0, 0, 3))
     assert traverse(index, (0, 0, 0)).context == (1, 2, 3)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_figure_6_requests_with_a_common_prefix_are_released_together() -> None:

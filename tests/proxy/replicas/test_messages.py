@@ -22,7 +22,7 @@ LAYOUT = PromptLayout(
     "message",
     [
         ReplicaMessage("a", prompts=(SentPrompt("b", "id", LAYOUT),)),
-        ReplicaMessage("a", prompts=(SentPrompt("b", None, LAYOUT._replace(exact_ends=(4, 9))),)),
+        ReplicaMessage("a", prompts=(SentPrompt("b", None, LAYOUT._replace(num_exact=1)),)),
         ReplicaMessage(
             "a",
             prompts=(SentPrompt("b", "c", LAYOUT._replace(documents=(("a", 1), ("before a", 1)))),),

@@ -164,7 +164,6 @@ async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) ->
         LAYOUT._replace(scale=4.1),
         LAYOUT._replace(unknown_tokens=-1),
         LAYOUT._replace(unknown_tokens=2**63),
-        LAYOUT._replace(exact_ends=(7,)),
         LAYOUT._replace(documents=(), tokens=(), frames=()),
         LAYOUT._replace(documents=("a", "a")),
         LAYOUT._replace(documents=("a", ("b", {"c": 1}))),

@@ -15,6 +15,7 @@ import pytest
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.integrity import check_directory, check_index
 
 CLIENTS = 64
 REQUESTS = 6  # of a client
@@ -97,9 +98,9 @@ def check_directories(proxy: ProxyServer) -> None:
     for tenant in tenants.all():
         tenant._leave_directory()
         assert tenant._directory is not None
-        tenant._directory.check_integrity()
+        check_directory(tenant._directory)
         for booster in tenant.boosters.values():
-            booster.index.check_integrity()
+            check_index(booster.index)
         recent = tenant._directory._recent
         assert len(recent.newer) + len(recent.older) <= 2 * DOCUMENTS
 

@@ -17,10 +17,10 @@ from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.records import SentRequest
 from ragboost.proxy.routing import router
-from ragboost.proxy.routing.admission import Admission, MessagePrefix, RoutingRequest
+from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
-from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.proxy.upstream.backends import Backends
 from ragboost.requests.formats import make_formats
 from ragboost.requests.json_body import JsonBody, chain_links
 from ragboost.requests.parsed_request import parse_request
@@ -555,33 +555,3 @@ async def test_a_backend_that_is_forgotten_holds_only_what_it_is_sent_afterwards
     assert [await held(prefixes, backend, seen) for backend in "ab"] == [0, 80]
     send(prefixes, "a", seen[:1], num_bytes=40)
     assert [await held(prefixes, backend, seen) for backend in "ab"] == [40, 80]
-
-
-KEYS = [{"url": "https://api.anthropic.com", "name": name} for name in "ab"]
-
-
-async def test_a_conversation_stays_with_a_busy_key_while_the_provider_keeps_its_prefix() -> None:
-    now = 1000.0
-    settings = Settings(backends=KEYS, stable="safe", index={"ttl_s": 300})  # type: ignore[arg-type]
-    routes = Dispatcher(settings, backends=Backends.of(settings), tenants=Tenants(settings)).router
-    (affinity,) = [each for each in routes._signals if isinstance(each, PrefixAffinity)]
-    affinity._clock = lambda: now
-
-    async def place(messages: bytes) -> Backend:
-        prefixes = prefixes_in(b'{"messages":%b}' % messages)
-        request = RoutingRequest(prefixes=prefixes, prompt_tokens=100)
-        admission = Admission(None, request)  # type: ignore[arg-type]
-        await routes.place(admission)
-        return admission.backend
-
-    busy = await place(b"[1,2]")
-    busy.add_load(prefill_tokens=10**6)
-    assert await place(b"[1,2,3,4]") is busy
-    assert await place(b"[1,5]") is not busy  # shares instructions only
-    now += 299
-    assert await place(b"[1,2,3,4,6,7]") is busy
-    now += 300
-    assert await place(b"[1,2,3,4,6,7,8,9]") is not busy
-    now += 1
-    busy.problem = "down"
-    assert await place(b"[1,2,3,4,6,7,8,9,10,11]") is not busy

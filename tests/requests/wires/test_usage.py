@@ -129,13 +129,3 @@ def test_the_zones_of_a_prompt_are_no_more_than_the_prompt_whatever_is_reported(
     counts = [count or 0 for count in (*stored, usage.bought_tokens(bought))]
     assert min(counts) >= 0
     assert sum(counts) <= usage.prompt_tokens
-
-
-@pytest.mark.parametrize("place", ["answer", "choice"])
-def test_the_prompts_token_ids_are_read_where_the_engine_tells_them(place: str) -> None:
-    choice: dict[str, object] = {"index": 0}
-    answer: dict[str, object] = {"usage": {"prompt_tokens": 3}, "choices": [choice]}
-    (answer if place == "answer" else choice)["prompt_token_ids"] = [7, 8, 9]
-    usage = read_usage(answer)
-    assert usage is not None
-    assert usage.prompt_ids == (7, 8, 9)

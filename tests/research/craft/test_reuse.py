@@ -15,7 +15,7 @@ from research.craft.reuse import CraftPrefill, CraftReuse
 from research.craft.variants import Variants
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 from tests.chunk_cache.reference import ordinary
-from tests.integrity import check_store
+from tests.kv_integrity import check_store
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 A, B, C, D = CHUNKS

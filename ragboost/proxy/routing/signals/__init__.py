@@ -6,8 +6,8 @@ from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity
 from ragboost.proxy.routing.signals.signal import RoutingSignal
 
 
-def make_signals(settings: RouterSettings, *, kept_s: float = 0.0) -> list[RoutingSignal]:
+def make_signals(settings: RouterSettings) -> list[RoutingSignal]:
     """Return the signals of a policy; the work that waits for a backend counts in all."""
     if settings.policy == "least_loaded":
         return []
-    return [PrefixAffinity(kept_s=kept_s), IndexOverlap()]
+    return [PrefixAffinity(), IndexOverlap()]

@@ -3,8 +3,7 @@
 Lengths of what was sent are in bytes: a model's tokens per byte change as documents are counted.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Raw
@@ -22,7 +21,6 @@ from ragboost.requests.json_body import Link
 from ragboost.util.bounded_map import BoundedMap
 
 _MAX_PREFIXES = 50_000  # for each backend
-_KEPT = 10**12  # tokens; more than any queue, less than what is set against a backend that is down
 
 
 class _Sent(NamedTuple):
@@ -31,26 +29,13 @@ class _Sent(NamedTuple):
     num_bytes: int  # as it was sent last
     members: int  # the bits of the backends; those forgotten later than `tick` do not count
     tick: int
-    turn_s: float = 0.0  # when it was last the whole of a request
 
 
 class PrefixAffinity(RoutingSignal):
-    """The prefixes sent to all backends; the least recently used are evicted.
+    """The prefixes sent to all backends; the least recently used are evicted."""
 
-    While its provider keeps a prefix, a conversation stays with the backends of its last turn,
-    whatever their load.
-    """
-
-    def __init__(
-        self,
-        *,
-        kept_s: float = 0.0,
-        max_prefixes: int = _MAX_PREFIXES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, max_prefixes: int = _MAX_PREFIXES) -> None:
         super().__init__()
-        self._kept_s = kept_s  # for which a provider keeps the prefix of a conversation's last turn
-        self._clock = clock
         self._max_prefixes = max_prefixes
         self._sent = BoundedMap[Link, _Sent](max_entries=max_prefixes)
         self._numbers: dict[str, int] = {}  # of the backends' bits
@@ -69,12 +54,8 @@ class PrefixAffinity(RoutingSignal):
             members = self._members(sent) & ~seen
             seen |= members
             holders.append(Holders(int(sent.num_bytes * request.tokens_per_byte), members))
-        whole = self._sent.peek(links[0]) if links else None
-        turn = next((sent for sent in found if sent is not whole and self._members(sent)), None)
-        is_kept = turn is not None and 0 < turn.turn_s > self._clock() - self._kept_s
-        lead = [Holders(_KEPT, self._members(turn))] if turn is not None and is_kept else []
-        cached, kept = spread(columns, holders, lead)
-        return CacheReading(cached, kept=kept)
+        (cached,) = spread(columns, holders)
+        return CacheReading(cached)
 
     def sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
         """Add what the longest prefix that a backend was sent has gained when it was rewritten."""
@@ -92,12 +73,11 @@ class PrefixAffinity(RoutingSignal):
         for at, (link, length) in enumerate(request.prefixes, start=1):
             sent = self._sent.get(link)
             members = self._members(sent) if sent is not None else 0
-            turn_s = 0.0
-            if sent is not None and members:
-                length, turn_s = sent.num_bytes, sent.turn_s
             if at == len(request.prefixes):
-                length, turn_s = num_bytes, self._clock()
-            self._sent.put(link, _Sent(length, members | bit, self._tick, turn_s))
+                length = num_bytes
+            elif sent is not None and members:
+                length = sent.num_bytes
+            self._sent.put(link, _Sent(length, members | bit, self._tick))
 
     def forget(self, backend: Backend) -> None:
         number = self._numbers.get(backend.name)

@@ -22,7 +22,6 @@ class CacheReading(NamedTuple):
     cached: Tokens  # that need not be computed
     # A lead for the backends whose cache the request suits: later requests like it find more there.
     affinity: Tokens | float = 0.0
-    kept: Tokens | float = 0.0  # a lead that no queue outweighs
 
 
 class RoutingSignal:
