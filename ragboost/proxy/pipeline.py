@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ragboost.booster.tenants import Tenant, Tenants
+from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.tracked_request import (
     SESSION_FIELD,
@@ -82,6 +83,7 @@ class BoostPipeline:
         self._watch = PrefixWatch(
             max_bytes=proxy.memory.prompts,
             num_teams=len(proxy.api_keys) if proxy.api_keys_file is None else MAX_TEAMS,
+            template=ChatTemplate.beside(settings.tokens.tokenizer),
         )
         self._settings = settings
         self._metrics, self._error_bar = metrics, error_bar
@@ -185,8 +187,9 @@ class BoostPipeline:
         comparison = self._watch.observe(parsed, kind=parsed.kind)
         if comparison is None:
             return None
-        size = comparison.num_bytes
-        found = await run_bytes(comparison.run, size, max_bytes=_COMPARED_BYTES)
+        # Rendering takes longer.
+        max_bytes = _COMPARED_BYTES if comparison.template is None else 0
+        found = await run_bytes(comparison.run, comparison.num_bytes, max_bytes=max_bytes)
         model = parsed.tenant_key.model
         ratio = self.tenants.tokens_per_byte(model)
         report = self._watch.report(comparison, found, tokens_per_byte=ratio)

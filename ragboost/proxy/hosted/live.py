@@ -7,8 +7,9 @@ knows the earlier conversation is told the cause alone. Does not know HTTP.
 
 from typing import Any, NamedTuple
 
+from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.proxy.hosted.causes import MENDS, Cause
-from ragboost.proxy.hosted.comparison import PrefixBreak, compare
+from ragboost.proxy.hosted.comparison import PrefixBreak, compare, rendered_break
 from ragboost.proxy.hosted.conversations import LastPrompts, Predecessor
 from ragboost.proxy.hosted.seen_prompt import SeenPrompt
 from ragboost.requests.parsed_request import ParsedRequest
@@ -79,6 +80,7 @@ class PromptComparison(NamedTuple):
     new: SeenPrompt
     kind: EngineKind = ""
     prompts: LastPrompts | None = None  # which learns what comes of it
+    template: ChatTemplate | None = None  # of the model
 
     @property
     def num_bytes(self) -> int:
@@ -95,6 +97,8 @@ class PromptComparison(NamedTuple):
             found = compare(old.head(), new.head())
             return found and found._replace(is_proven=False)
         found = compare(old, new)
+        if found is not None and self.template is not None:
+            found = rendered_break(found, old, new, self.template)
         return found and found._replace(is_proven=self.new.proves_to_continue(before))
 
 
@@ -104,6 +108,7 @@ class PrefixWatch:
     Args:
         max_bytes: of all teams.
         num_teams: that share them.
+        template: of the model, where it is at hand.
     """
 
     def __init__(
@@ -111,7 +116,9 @@ class PrefixWatch:
         *,
         max_bytes: int = 64 << 20,
         num_teams: int = 1,
+        template: ChatTemplate | None = None,
     ) -> None:
+        self._template = template
         self._max_size = max_bytes // min(max(num_teams, 1), MAX_TEAMS)
         self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
 
@@ -134,7 +141,9 @@ class PrefixWatch:
         if pair is None:
             return None
         before, new = pair
-        return None if before.is_continued else PromptComparison(before, new, kind, last)
+        if before.is_continued:
+            return None
+        return PromptComparison(before, new, kind, last, self._template)
 
     def report(
         self,
