@@ -74,6 +74,12 @@ class ArmName(NamedTuple):
         return cls(order, policy, constant, last == "last")
 
 
+class OrderedPrompt(NamedTuple):
+    tokens: list[int]
+    chunks: tuple[tuple[int, int], ...]
+    num_cached: int = 0  # leading chunks that the prefix cache holds
+
+
 class ArmRunner:
     """Answers cases with one model."""
 
@@ -129,24 +135,22 @@ class ArmRunner:
         answers: bool,
     ) -> Iterator[Outcome]:
         tokens, chunks, num_cached = self.ordered(case, order)
-        prefix = f"{order}/" if order else ""
+        prefix, begin = f"{order}/" if order else "", chunks[0][0]
+        for constant, store in stores.items():
+            if constant:  # the first document is exact alone
+                store.precompute(tokens[:begin], [tokens[slice(*chunks[0])]])
 
         def fill(arm: Arm) -> FilledArm:
             name, reused = ArmName.of(arm[0]), chunks[num_cached:]
-            if name.constant:  # the first document is exact alone
-                stores[name.constant].precompute(
-                    tokens[: chunks[0][0]], [tokens[slice(*chunks[0])]]
-                )
             if name.is_last_whole:
                 reused = reused[:-1]
-            filled = self._fill(
-                stores[name.constant], tokens, chunks, (name.policy, arm[1]), reused=reused
-            )
-            cached = chunks[num_cached - 1][1] - chunks[0][0] if num_cached else 0
+            own, store = (name.policy, arm[1]), stores[name.constant]
+            filled = self._fill(store, tokens, chunks, own, reused=reused)
+            cached = chunks[num_cached - 1][1] - begin if num_cached else 0
             return filled._replace(num_computed=filled.num_computed - cached)
 
-        own = [(policy.removeprefix(prefix), ratio) for policy, ratio in arms]
-        for outcome, full, found, cache in measure_arms(fill, own, answer=self._answer):
+        plain = [(policy.removeprefix(prefix), ratio) for policy, ratio in arms]
+        for outcome, full, found, cache in measure_arms(fill, plain, answer=self._answer):
             text = None
             if answers or found.same_answer:
                 text = self._loaded.tokenizer.decode(full.complete(cache, found)).strip()
@@ -157,11 +161,8 @@ class ArmRunner:
                 contains=None if text is None else contains(text, case.answers),
             )
 
-    def ordered(
-        self, case: LanguageCase, order: str
-    ) -> tuple[list[int], tuple[tuple[int, int], ...], int]:
-        """Return a case's prompt in tokens, the positions of its chunks, and how many of these the
-        prefix cache holds.
+    def ordered(self, case: LanguageCase, order: str) -> OrderedPrompt:
+        """Return a case's prompt.
 
         Args:
             order: `shared`: the Booster's, with its hint, behind a request with half of the
@@ -171,9 +172,9 @@ class ArmRunner:
         asked: Any = (case.question, case.documents, case.history)
         if order == "last":
             kept_last = Booster(Settings(ordering=OrderingSettings(keep_last=1)))
-            return (*self.prompt(*asked, booster=kept_last), 0)
+            return OrderedPrompt(*self.prompt(*asked, booster=kept_last))
         if order != "shared":
-            return (*self.prompt(*asked, earlier=case.earlier), 0)
+            return OrderedPrompt(*self.prompt(*asked, earlier=case.earlier))
         half = len(case.documents) // 2
         own = random.Random(case.id).sample(case.documents, half)
         earlier = [*own, *case.strangers[half:]]
@@ -181,7 +182,7 @@ class ArmRunner:
         before, _ = self.prompt(STORING, earlier)
         pairs = enumerate(zip(tokens, before, strict=False))
         common = next(at for at, (one, other) in pairs if one != other)
-        return tokens, chunks, sum(stop <= common for _, stop in chunks)
+        return OrderedPrompt(tokens, chunks, sum(stop <= common for _, stop in chunks))
 
     def first_logits(self, case: LanguageCase, arms: Sequence[Arm]) -> list[torch.Tensor]:
         """Return the logits of the answer's first token, (vocabulary,), in each arm."""
