@@ -15,7 +15,6 @@ from ragboost.requests.formats.frames.elements import Tags, wrappers
 from ragboost.requests.formats.frames.spans import lines, strip
 
 _RULE = re.compile(r"\n(([-=*_])\2{2,})[ \t]*\r?(?=\n|\Z)")
-_RULES = ("---", "===", "***", "___")
 _FRAMES = ("-----", "=====")  # rules that may enclose a list
 _MAX_RULES = 1000
 # LangChain's prompts announce their documents with these words.
@@ -60,10 +59,7 @@ class Surroundings:
     @cached_property
     def rules(self) -> list[Rule]:
         """The lines of nothing but a rule; none if there are absurdly many."""
-        text = self._text
-        if not any(map(text.__contains__, _RULES)):
-            return []
-        found = lines(text, _RULE, self._hidden.gaps(len(text)))
+        found = lines(self._text, _RULE, self._hidden.gaps(len(self._text)))
         rules = [Rule(line.start, line.end, line.match[1]) for line in found]
         return rules if len(rules) <= _MAX_RULES else []
 
