@@ -1,6 +1,7 @@
 """Fixtures: a FakeEngine, the proxy as a real server in front of it, and a Redis server."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.fakes.redis import PROGRAM, RedisServer
 
+# The workers of a run share the cores: threads of PyTorch would spin while they wait for others'.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Slow machines must not fail tests: Hypothesis examples have no deadline,
 settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slow")

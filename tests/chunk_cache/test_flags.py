@@ -56,19 +56,29 @@ def test_an_unknown_engine_is_refused() -> None:
     [
         [],
         ["tgi"],
-        ["vllm", "ratio=2"],
         ["vllm", "reuse"],
         ["vllm", "--other"],
         ["vllm", "--config", "reuse.json"],
         ["vllm", "--config", "/nowhere/reuse.yaml"],
     ],
 )
-def test_a_shell_line_cannot_go_on_without_the_flags(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "ragboost.chunk_cache", *arguments]
+def test_a_shell_line_cannot_go_on_without_the_flags(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(arguments))
+
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, FAILED_FLAG + "\n")
+    assert err
+
+
+def test_the_command_ends_with_its_exit_code() -> None:
+    command = [sys.executable, "-m", "ragboost.chunk_cache", "vllm", "ratio=2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (2, FAILED_FLAG + "\n")
-    assert done.stderr
+    assert "ratio" in done.stderr
 
 
 def test_vllms_file_carries_flags_events_and_settings(tmp_path: Path) -> None:
