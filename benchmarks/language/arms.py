@@ -4,12 +4,14 @@ Prompts are the product's: the Booster writes the documents, in the retriever's 
 system message and before the question, or behind it and before `Answer:`; the model's chat template
 frames them, and the engine finds the chunks in the tokens. Each case has a chunk store of its own,
 and one for each document of the corpus that all others are stored behind, as `policy@document`.
+`shared/policy` and `last/policy` answer the prompt in another order (`ArmRunner.ordered`), and
+`policy+last` computes the last document whole.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -56,6 +58,28 @@ class Outcome(ArmOutcome):
     contains: float | None
 
 
+class ArmName(NamedTuple):
+    """What `order/policy@constant+last` means."""
+
+    order: str
+    policy: str
+    constant: str = ""
+    is_last_whole: bool = False
+
+    @classmethod
+    def of(cls, written: str) -> "ArmName":
+        order, _, rest = written.rpartition("/")
+        rest, _, last = rest.partition("+")
+        policy, _, constant = rest.partition("@")
+        return cls(order, policy, constant, last == "last")
+
+
+class OrderedPrompt(NamedTuple):
+    tokens: list[int]
+    chunks: tuple[tuple[int, int], ...]
+    num_cached: int = 0  # leading chunks that the prefix cache holds
+
+
 class ArmRunner:
     """Answers cases with one model."""
 
@@ -65,14 +89,13 @@ class ArmRunner:
         *,
         stored: Stored,
         is_question_first: bool = False,
-        num_bought: int = 0,  # leading documents computed exactly, in all arms
         answer_tokens: int = MAX_ANSWER_TOKENS,
         constants: Mapping[str, Document] | None = None,  # by name, of `policy@name`
     ) -> None:
         assert loaded.adapter is not None, loaded.reuse_refusal
         self._loaded, self._adapter, self._stored = loaded, loaded.adapter, stored
         self._is_question_first, self._answer_tokens = is_question_first, answer_tokens
-        self._num_bought, self._constants = num_bought, constants or {}
+        self._constants = constants or {}
         self._identity: Identity | None = None  # of the model's weights, read once
         self._beginnings = self._empty_store()
         self._identity = self._beginnings.library.identity
@@ -84,44 +107,90 @@ class ArmRunner:
     def run(
         self, case: LanguageCase, arms: Sequence[Arm], *, answers: bool = True
     ) -> list[Outcome]:
-        """Return the outcome of each arm, full attention's first. All arms share the stored chunks
-        and what full attention says.
+        """Return the outcome of each arm, behind full attention's of its order. All arms share the
+        stored chunks, and those of an order what full attention says.
 
         Args:
             answers: decode the answers that are not full attention's.
         """
-        reuse, tokens, chunks = self._begin(case, arms)
-        if any(policy in MEASURED for policy, _ in arms):
-            self._reuse.measure(tokens, chunks)
+        reuse, tokens, chunks = self._begin(case)
+        names = [ArmName.of(policy) for policy, _ in arms]
+        if any(name.policy in MEASURED for name in names):
+            self._measure(reuse, tokens, chunks)
+        constants = {name.constant for name in names} | {""}
+        stores = {name: self._behind(reuse, name, tokens, chunks) for name in constants}
         outcomes: list[Outcome] = []
-        names = {policy.partition("@")[2] for policy, _ in arms}
-        stores = {name: self._behind(reuse, name, tokens, chunks) for name in names | {""}}
+        for order in dict.fromkeys(name.order for name in names):
+            own = [arm for arm, name in zip(arms, names, strict=True) if name.order == order]
+            outcomes += self._run_order(case, order, own, stores, answers=answers)
+        return outcomes
+
+    def _run_order(
+        self,
+        case: LanguageCase,
+        order: str,
+        arms: Sequence[Arm],
+        stores: Mapping[str, ChunkReuse],
+        *,
+        answers: bool,
+    ) -> Iterator[Outcome]:
+        tokens, chunks, num_cached = self.ordered(case, order)
+        prefix, begin = f"{order}/" if order else "", chunks[0][0]
+        for constant, store in stores.items():
+            if constant:  # the first document is exact alone
+                store.precompute(tokens[:begin], [tokens[slice(*chunks[0])]])
 
         def fill(arm: Arm) -> FilledArm:
-            policy, _, name = arm[0].partition("@")
-            return self._fill(stores[name], tokens, chunks, (policy, arm[1]))
+            name, reused = ArmName.of(arm[0]), chunks[num_cached:]
+            if name.is_last_whole:
+                reused = reused[:-1]
+            own, store = (name.policy, arm[1]), stores[name.constant]
+            filled = self._fill(store, tokens, chunks, own, reused=reused)
+            cached = chunks[num_cached - 1][1] - begin if num_cached else 0
+            return filled._replace(num_computed=filled.num_computed - cached)
 
-        for outcome, full, found, cache in measure_arms(fill, arms, answer=self._answer):
+        plain = [(policy.removeprefix(prefix), ratio) for policy, ratio in arms]
+        for outcome, full, found, cache in measure_arms(fill, plain, answer=self._answer):
             text = None
             if answers or found.same_answer:
                 text = self._loaded.tokenizer.decode(full.complete(cache, found)).strip()
-            outcomes.append(
-                Outcome(
-                    **asdict(outcome),
-                    text=text,
-                    f1=None if text is None else word_f1(text, case.answers),
-                    contains=None if text is None else contains(text, case.answers),
-                )
+            yield Outcome(
+                **{**asdict(outcome), "policy": prefix + outcome.policy},
+                text=text,
+                f1=None if text is None else word_f1(text, case.answers),
+                contains=None if text is None else contains(text, case.answers),
             )
-        return outcomes
+
+    def ordered(self, case: LanguageCase, order: str) -> OrderedPrompt:
+        """Return a case's prompt.
+
+        Args:
+            order: `shared`: the Booster's, with its hint, behind a request with half of the
+                documents; `last`: the Booster's with `keep_last` = 1, without requests before;
+                empty: the case's.
+        """
+        asked: Any = (case.question, case.documents, case.history)
+        if order == "last":
+            kept_last = Booster(Settings(ordering=OrderingSettings(keep_last=1)))
+            return OrderedPrompt(*self.prompt(*asked, booster=kept_last))
+        if order != "shared":
+            return OrderedPrompt(*self.prompt(*asked, earlier=case.earlier))
+        half = len(case.documents) // 2
+        own = random.Random(case.id).sample(case.documents, half)
+        earlier = [*own, *case.strangers[half:]]
+        tokens, chunks = self.prompt(*asked, earlier=earlier)
+        before, _ = self.prompt(STORING, earlier)
+        pairs = enumerate(zip(tokens, before, strict=False))
+        common = next(at for at, (one, other) in pairs if one != other)
+        return OrderedPrompt(tokens, chunks, sum(stop <= common for _, stop in chunks))
 
     def first_logits(self, case: LanguageCase, arms: Sequence[Arm]) -> list[torch.Tensor]:
         """Return the logits of the answer's first token, (vocabulary,), in each arm."""
-        reuse, tokens, chunks = self._begin(case, arms)
+        reuse, tokens, chunks = self._begin(case)
         return [self._fill(reuse, tokens, chunks, arm).logits for arm in arms]
 
     def _begin(
-        self, case: LanguageCase, arms: Sequence[Arm]
+        self, case: LanguageCase
     ) -> tuple[ChunkReuse, list[int], tuple[tuple[int, int], ...]]:
         """Return a store with the chunks of a case, its prompt, and their positions in it."""
         reuse = self._empty_store()
@@ -129,7 +198,7 @@ class ArmRunner:
         earlier = case.earlier
         tokens, chunks = self.prompt(case.question, case.documents, case.history, earlier=earlier)
         if self._stored == "primed":
-            self._reuse.prime(tokens, chunks)
+            self._prime(reuse, tokens, chunks)
         return reuse, tokens, chunks
 
     def _empty_store(self) -> ChunkReuse:
@@ -153,14 +222,16 @@ class ArmRunner:
         history: Sequence[tuple[str, str]] = (),
         *,
         earlier: Sequence[Document] = (),
+        booster: Booster | None = None,
     ) -> tuple[list[int], tuple[tuple[int, int], ...]]:
         """Return a prompt in tokens with the positions of its chunks.
 
         Args:
             earlier: documents of a request that was sent before, which decide the order, and the
                 model is told; none: the retriever's order.
+            booster: decides the order also without requests before.
         """
-        booster = Booster() if earlier else Booster(AS_RETRIEVED)
+        booster = booster or (Booster() if earlier else Booster(AS_RETRIEVED))
         if earlier:
             booster.boost(question, earlier)
         context = booster.boost(question, documents)
@@ -223,16 +294,15 @@ class ArmRunner:
         tokens: Sequence[int],
         chunks: Sequence[tuple[int, int]],
     ) -> ChunkReuse:
-        """Return a store with each chunk computed behind the constant document of this name, but
-        for the first, which is exact alone; without a name, the store that is given."""
+        """Return a store with each chunk computed behind the constant document of this name; the
+        store that is given without one."""
         if not name:
             return reuse
         before, [(_, stop), *_] = self.prompt(STORING, [self._constants[name]])
         self._beginnings.precompute(before[:stop], [])
         behind = self._empty_store()
-        behind.precompute(tokens[: chunks[0][0]], [tokens[slice(*chunks[0])]])
         library = behind.library
-        for start, end in chunks[1:]:
+        for start, end in chunks:
             key = library.slot(library.key(tokens[start:end]), is_first=False)
             kv = self._beginnings.compute(before[:stop], tokens[start:end])
             library.add(key, kv, is_first=False)
@@ -244,13 +314,19 @@ class ArmRunner:
         tokens: list[int],
         chunks: tuple[tuple[int, int], ...],
         arm: Arm,
+        *,
+        reused: tuple[tuple[int, int], ...] | None = None,
     ) -> FilledArm:
         """Fill a prompt. What stands before the first chunk comes from the store, as from a prefix
-        cache."""
+        cache.
+
+        Args:
+            reused: the chunks that may be; default: all.
+        """
         library, start = reuse.library, chunks[0][0] if chunks else 0
         prefix = library.find_beginning(tokens, start)
         prefix_tokens = 0 if prefix is None else start
-        request = EngineChunkRequest(chunks[self._num_bought :], *arm)
+        request = EngineChunkRequest(chunks if reused is None else reused, *arm)
         if arm == FULL:
             regime, request = library.regime_at(len(tokens)), EngineChunkRequest()
             plan = plan_stored(

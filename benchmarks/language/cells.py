@@ -1,6 +1,7 @@
 """Questions made by rule, each with something of its own in documents of a corpus.
 
-needles1, needles4: one code, or four in four documents. names: who has an office, in one of four
+needles1, needles4: one code, or four in four documents. relevant: one code, that of the first
+document, as a perfect retriever lists them. names: who has an office, in one of four
 documents. last: the code of the last document, where each has one. coreference: a document says
 `she` of somebody whom the document before it introduces. order: which of two documents is first in
 the list. contradiction: two documents differ, and the one that is first in the list is right.
@@ -98,10 +99,14 @@ def _people(rng: random.Random, count: int) -> list[str]:
     return [f"{first} {last}" for first, last in pairs]
 
 
-def _needles(rng: random.Random, titles: Sequence[str], count: int) -> Draft:
+def _needles(
+    rng: random.Random, titles: Sequence[str], count: int, *, is_first: bool = False
+) -> Draft:
     people = _people(rng, 4)
     codes = rng.sample(range(1000, 10_000), 4)
     places = rng.sample(range(len(titles)), 4)
+    if is_first:
+        places = [0, *(place for place in places if place)][:4]
     inside = {
         place: f"The door code of {name} is {code}."
         for place, name, code in zip(places, people, codes, strict=True)
@@ -184,6 +189,7 @@ def _aggregation(rng: random.Random, titles: Sequence[str]) -> Draft:
 
 TASKS: Mapping[str, Callable[[random.Random, Sequence[str]], Draft]] = {
     "needles1": lambda rng, titles: _needles(rng, titles, 1),
+    "relevant": lambda rng, titles: _needles(rng, titles, 1, is_first=True),
     "needles4": lambda rng, titles: _needles(rng, titles, 4),
     "names": _names,
     "last": _last,

@@ -4,9 +4,11 @@
     python -m benchmarks.language.chunks ... --questions test --stored captured   # or elsewhere
     python -m benchmarks.language.chunks ... --task coreference     # made by rule, see `cells`
     python -m benchmarks.language.chunks ... --policies reuse@longest,anchored@draw1:0.05
+    python -m benchmarks.language.chunks ... --policies shared/full,last/reuse+last
 
 `policy@longest` reuses documents that were stored behind the longest one of the corpus, and
-`policy@draw1` behind one that is drawn with this name.
+`policy@draw1` behind one that is drawn with this name. `shared/` and `last/` are other orders of
+the documents, and `+last` computes the last one whole (`arms`).
 
 Full attention is the ceiling and the first row: where its F1 is under .3, answers say nothing, KL
 and agreement do. The first 40 % of a set are development questions, the rest test questions. Every
@@ -14,8 +16,9 @@ case is written to a file of `--parts` as it comes; a rerun goes on behind it, w
 cases too. Intervals are those of a bootstrap over cases, whole conversations. Paired are: `loss`,
 full attention's F1 minus that of the row, and `contains_loss`, the same of answers that contain the
 right one; `behind`, the row's divergence of the answer minus the default's, and `contains_behind`,
-the default's right answers minus the row's. `cpu_s` is processor time of the whole prefill,
-`cpu_share` that of full attention's.
+the default's right answers minus the row's. Answers are compared with those in the retriever's
+order, divergences are from full attention in the row's. `cpu_s` is processor time of the whole
+prefill, `cpu_share` that of full attention's.
 """
 
 import sys
@@ -29,7 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks.command import make_parser, model_directory, report, show_rows
-from benchmarks.language.arms import MAX_ANSWER_TOKENS, ArmRunner, Outcome
+from benchmarks.language.arms import MAX_ANSWER_TOKENS, ArmName, ArmRunner, Outcome
 from benchmarks.language.cases import (
     MAX_TOKENS,
     CountTokens,
@@ -136,12 +139,11 @@ def measure(args: Namespace) -> dict[str, Any]:
     loaded = load_model(settings)
     count_tokens = token_counter(loaded.tokenizer)
     cases, arms = _cases(args, count_tokens), _arms(args)
-    names = {policy.partition("@")[2] for policy, _ in arms} - {""}
+    names = {ArmName.of(policy).constant for policy, _ in arms} - {""}
     shape: dict[str, Any] = {"count_tokens": count_tokens, "longest": args.longest}
     task = args.task or args.data.resolve().name
     drawn = f"-{args.data.resolve().name}-{args.seed}" if args.task else ""
     first = "-question-first" if args.question_first else ""
-    first += f"-bought-{args.bought}" if args.bought else ""
     first += f"-{args.dtype}" if args.dtype != "auto" else ""
     written = f"{args.documents}x{args.longest}-{args.answer_tokens}-{args.stored}{first}"
     path = args.parts / f"{loaded.name}-{task}{drawn}-{written}.jsonl" if args.parts else None
@@ -150,7 +152,6 @@ def measure(args: Namespace) -> dict[str, Any]:
         loaded,
         stored=args.stored,
         is_question_first=args.question_first,
-        num_bought=args.bought,
         answer_tokens=args.answer_tokens,
         constants={name: read_constant(args.data, name, **shape) for name in names},
     )
@@ -195,9 +196,9 @@ def _arms(args: Namespace) -> list[Arm]:
     ratios, arms = [float(ratio) for ratio in args.ratios.split(",")], [FULL, REUSE]
     for policy in policies:
         name, _, ratio = policy.partition(":")
-        if name.startswith("reuse@"):
-            arms.append((name, 0.0))
-        elif name not in ("full", "reuse"):
+        if (plain := ArmName.of(name).policy) in ("full", "reuse"):
+            arms.append((name, float(plain == "full")))
+        else:
             arms += [(name, r) for r in ([float(ratio)] if ratio else ratios)]
     return list(dict.fromkeys(arms))
 
@@ -246,7 +247,6 @@ def main() -> None:
     parser.add_argument(
         "--no-answers", action="store_true", help="no F1: decode full attention's answers only"
     )
-    parser.add_argument("--bought", type=int, default=0, help="leading documents computed exactly")
     parser.add_argument("--limit", type=int, help="most cases")
     parser.add_argument("--parts", type=Path, help="folder of finished cases, to resume from")
     parser.add_argument("--dtype", default="auto", help="of the weights")

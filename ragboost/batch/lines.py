@@ -7,7 +7,7 @@ Lines are OpenAI batch lines, plain `{"id", "question", "documents" | "doc_ids"}
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -190,11 +190,23 @@ def _check_values(value: Any) -> None:
             elif isinstance(element, list):
                 deeper.extend(element)
             elif isinstance(element, float) and not math.isfinite(element):
-                raise RequestError(f"numbers must be finite, got {element}")
+                path = next(_non_finite(value, ""))
+                raise RequestError(f"{path} must be finite, got {element}", param=path)
         if not deeper:
             return
         level = deeper
     raise RequestError(f"nested more than {_MAX_DEPTH} levels deep")
+
+
+def _non_finite(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, element in value.items():
+            yield from _non_finite(element, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for i, element in enumerate(value):
+            yield from _non_finite(element, f"{path}[{i}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path
 
 
 def encode_json(value: Mapping[str, Any]) -> bytes:

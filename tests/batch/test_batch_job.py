@@ -271,9 +271,9 @@ BAD_LINES: list[tuple[Any, str]] = [
     (plain("a", documents=[{"id": {}, "text": "a"}]), "documents[0].id"),
     (
         b'{"question": "?", "documents": [{"text": "a", "score": NaN}]}',
-        "numbers must be finite, got nan",
+        "documents[0].score must be finite, got nan",
     ),
-    (b'{"question": "?", "documents": [{"text": "a", "score": 1e999}]}', "must be finite, got inf"),
+    (b'{"question": "?", "documents": [{"text": "a", "score": 1e999}]}', "documents[0].score"),
     (openai("a", ragboost={"documents": [{"text": 5}]}), "ragboost.documents[0].text"),
     (openai("a", ragboost={"documets": []}), "ragboost.documets is unknown"),
     (openai("a", documents=[{"id": 1}]), "documents"),

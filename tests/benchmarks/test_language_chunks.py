@@ -66,7 +66,6 @@ def _args(data: Path, **changes: Any) -> Namespace:
         "seed": 11,
         "documents": 3,
         "stored": "alone",
-        "bought": 0,
         "question_first": False,
         "longest": 260,
         "answer_tokens": 24,
@@ -164,6 +163,30 @@ def test_what_is_stored_behind_a_constant_document_is_exact_behind_it(
     assert exact.computed == alone.computed
     assert exact.kl_answer < 1e-5 < alone.kl_answer
     assert behind.kl_answer > 1e-5, "the constant document is not in the prompt"
+
+
+def test_other_orders_share_a_prefix_or_keep_the_best_document_last_and_whole(
+    loaded: LoadedModel, data: Path
+) -> None:
+    case, other, *_ = read_cases(data, num_documents=4, count_tokens=_count)
+    strangers = tuple(replace(each, id=f"other_{each.id}") for each in other.documents)
+    case = replace(case, strangers=strangers)
+    runner = ArmRunner(loaded, stored="alone")
+    tokens, chunks, _ = runner.ordered(case, "last")
+    *_, num_cached = runner.ordered(case, "shared")
+
+    arms = ["full", "shared/full", "shared/reuse", "last/reuse", "last/reuse+last"]
+    found = {o.policy: o for o in runner.run(case, [(arm, 0.0) for arm in arms])}
+
+    assert loaded.tokenizer.decode(tokens[slice(*chunks[-1])]).startswith("[Doc_1]")
+    assert num_cached == 2
+    assert list(found) == [*arms[:3], "last/full", *arms[3:]]
+    assert found["last/full"].kl == found["shared/full"].kl == 0.0
+    assert found["shared/full"].computed < 0.8 * found["full"].computed
+    assert found["shared/reuse"].computed < found["last/reuse"].computed
+    share = (chunks[-1][1] - chunks[-1][0]) / len(tokens)
+    more = found["last/reuse+last"].computed - found["last/reuse"].computed
+    assert more == pytest.approx(share)
 
 
 def test_a_constant_document_is_the_longest_or_drawn_by_its_name(data: Path) -> None:
