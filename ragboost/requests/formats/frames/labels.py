@@ -6,7 +6,7 @@ alone behind a separator which no other document contains; else the list is open
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ _LINE_END = r"(?=[ \t]*\r?(?:\n|\Z))"
 # Behind a number: marks, a colon as in French, or what a line with a rule before it ends with.
 _AFTER = rf"[{_BEHIND}]{{1,{_MAX_BEHIND}}}|[ \u00a0\u202f][:：]|[ \t][*=~%+-]{{3,32}}{_LINE_END}"
 _FIRST = {n: re.compile(rf"{n}(?:({_AFTER})|{_LINE_END})") for n in "01"}
+_LATER = re.compile(rf"(?<!\d)([2-9]|[1-9]\d{{1,3}})(?:({_AFTER})|{_LINE_END})")
 _ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
 _ID_START = re.compile(re.escape(_ID_PREFIX))
 _ID_LABEL = re.compile(r"\n\[Doc_(?P<n>[\w.:~-]{1,48})\]")
@@ -137,14 +138,19 @@ def _kinds(text: str, hidden: HiddenParts) -> set[tuple[str, str]]:
     for match in chain.from_iterable(
         [_FIRST[n].finditer(text, *gap) for n in "01" for gap in gaps]
     ):
-        at = match.start()
-        start = text.rfind("\n", max(0, at - _MAX_BEFORE), at) + 1
-        if start == 0 and at > _MAX_BEFORE:
-            continue
-        if _BEFORE.fullmatch(text, start, at) and _IS_CLEAR.search(text, start, at):
-            kinds.add((text[start:at], match[1] or ""))
+        if before := _before(text, match.start()):
+            kinds.add((before, match[1] or ""))
     kinds = {kind for kind in kinds if kind[0] != _ID_PREFIX}
     return kinds if len(kinds) <= _MAX_KINDS else set()
+
+
+def _before(text: str, at: int) -> str:
+    """Return what stands before the number of a label; empty if it is none."""
+    start = text.rfind("\n", max(0, at - _MAX_BEFORE), at) + 1
+    if start == 0 and at > _MAX_BEFORE:
+        return ""
+    is_label = _BEFORE.fullmatch(text, start, at) and _IS_CLEAR.search(text, start, at)
+    return text[start:at] if is_label else ""
 
 
 def _pattern(before: str, after: str) -> re.Pattern[str]:
@@ -157,8 +163,13 @@ def _pattern(before: str, after: str) -> re.Pattern[str]:
 def _crossed(
     text: str, families: Mapping[tuple[str, str], list[_Label]], hidden: HiddenParts
 ) -> Iterator[Candidate]:
-    """Find lists whose next label is hidden, as if an element began in one of their documents and
-    ended in another."""
+    """Find lists of which a label is hidden, but not the one beside it, as if an element began in
+    one of their documents, or before them, and ended in another."""
+    problem = "a label of theirs inside another list"
+    for (before, after), match in _later(text, families, hidden).items():
+        at = text.find(f"\n{before}{int(match[1]) - 1}{after}", 0, match.start()) + 1
+        if 0 < at in hidden:
+            yield Candidate(at, match.end(), f"{before.strip()}n{after}", problem=problem)
     for (before, after), labels in families.items():
         names = {label.name for label in labels}
         first = int(labels[0].name) if labels[0].name in ("0", "1") else -1
@@ -166,10 +177,22 @@ def _crossed(
             continue
         number = next(n for n in range(first, first + len(names) + 1) if str(n) not in names)
         at = text.find(f"\n{before}{number}{after}", labels[0].end) + 1
-        if at in hidden:
-            problem = "a label of theirs inside another list"
+        if 0 < at in hidden:
             frame = f"{before.strip()}n{after}"
             yield Candidate(labels[0].start, max(at, labels[-1].end), frame, problem=problem)
+
+
+def _later(
+    text: str, families: Collection[tuple[str, str]], hidden: HiddenParts
+) -> dict[tuple[str, str], re.Match[str]]:
+    """Return the first label of each kind whose labels with a 0 or 1 are hidden, if there are any;
+    none of absurdly many."""
+    found: dict[tuple[str, str], re.Match[str]] = {}
+    for match in chain.from_iterable([_LATER.finditer(text, *g) for g in hidden.gaps(len(text))]):
+        kind = before, _ = _before(text, match.start()), match[2] or ""
+        if before and kind not in families and not is_ordered_name(before):
+            found.setdefault(kind, match)
+    return found if len(found) <= _MAX_KINDS else {}
 
 
 def _closing(

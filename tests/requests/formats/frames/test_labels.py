@@ -322,3 +322,11 @@ def test_a_label_that_goes_on_with_another_mark_is_another_label() -> None:
     found = scan_prompt(prompt(f"[1] {LEASE}\n\n[2] {RENT}\n\n[3]: {PETS}"))
     assert not found.groups
     assert len(found.marks) == 2
+
+
+def test_an_element_around_the_first_label_and_none_around_the_second_is_no_document() -> None:
+    torn = f"{LEASE}</document>\n<document>{PETS}</document>"
+    listed = numbered("【資料{}】\n")([torn, RENT])
+    example = "Sources look like this:\n<document>\nan example\n\nBelow are the real ones.\n\n"
+    assert not scan(example + listed).groups
+    assert texts_of(scan(f"<document>{LEASE}</document>\n<document>{PETS}</document>\n\n{RENT}"))
