@@ -17,6 +17,7 @@ MISS_S = 1.0
 """Seconds for which a chunk that was nowhere is not looked for again."""
 _MAX_MISSED = 1 << 16
 _MAX_LOADS = 1 << 14  # chunks on their way; more are computed
+_MAX_BESIDE = 256  # chunks of a request that one which arrives may prolong; pins are many more
 
 
 class LoadTable:
@@ -59,10 +60,9 @@ class LoadTable:
             if not wanted or not self.is_backed:
                 return
             until = now + self._wait_s(sum(wanted.values()))
+            beside = wanted.keys() if len(wanted) <= _MAX_BESIDE else ()
             loads = [
-                ChunkLoad(
-                    key, count, beside=wanted.keys(), wait_until=until, latest=now + MAX_WAIT_S
-                )
+                ChunkLoad(key, count, beside=beside, wait_until=until, latest=now + MAX_WAIT_S)
                 for key, count in wanted.items()
             ]
             self._loads.update((load.key, load) for load in loads)

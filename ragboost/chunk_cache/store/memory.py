@@ -86,19 +86,26 @@ class MemoryTier:
         if chunk is None or self.is_kept(key):
             return chunk is not None
         own_bytes = self.kept_bytes[owner] + chunk.size_bytes
-        released, left = list[str](), self.kept_bytes.copy()
-        oldest = {each: iter(keys) for each, keys in self._kept.items() if each != _PUBLIC}
-        while left.total() + chunk.size_bytes > self.capacity_bytes // 2:
-            most = max(oldest, key=left.__getitem__, default=owner)
-            released.append(next(oldest.get(most, iter(())), key))
-            left[most] -= self._chunks[released[-1]].size_bytes
-            if left[most] < own_bytes:
+        if self.kept_bytes.total() + chunk.size_bytes > self.capacity_bytes // 2:
+            released = self._displaced(key, chunk.size_bytes, own_bytes=own_bytes)
+            if released is None:
                 return False
-        for other in released:
-            self.release(other)
+            for other in released:
+                self.release(other)
         self._kept.setdefault(owner, {})[key] = None
         self.kept_bytes[owner] = own_bytes
         return True
+
+    def _displaced(self, key: str, num_bytes: int, *, own_bytes: int) -> list[str] | None:
+        released, left = list[str](), self.kept_bytes.copy()
+        oldest = {each: iter(keys) for each, keys in self._kept.items() if each != _PUBLIC}
+        while left.total() + num_bytes > self.capacity_bytes // 2:
+            most = max(oldest, key=left.__getitem__, default=owner_of(key))
+            released.append(next(oldest.get(most, iter(())), key))
+            left[most] -= self._chunks[released[-1]].size_bytes
+            if left[most] < own_bytes:
+                return None
+        return released
 
     def release(self, key: str) -> None:
         owner = owner_of(key)
