@@ -118,7 +118,7 @@ def count_wheels(version: str, *, folder: Path) -> list[int]:
 
     Exits if a package has no wheel for this version and platform.
     """
-    resolve = [
+    resolve: list[str | Path] = [
         "uv",
         "pip",
         "compile",
@@ -142,7 +142,16 @@ def check_lowest(wheel: Path, *, folder: Path) -> str:
     target = f"ragboost-middleware[test] @ {wheel.as_uri()}"
     run([*lowest, target], cwd=folder, env={"VIRTUAL_ENV": str(venv), "UV_COMPILE_BYTECODE": "0"})
     tests = [ROOT / "tests" / name for name in LOWEST_TESTS]
-    arguments = ["-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "-x", *tests]
+    arguments: list[str | Path] = [
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-p",
+        "no:cacheprovider",
+        "-x",
+        *tests,
+    ]
     # What is imported is compiled once, not by each of the processes that tests start.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     done = run([venv / "bin" / "python", *arguments], cwd=ROOT, env=bytecode)

@@ -75,7 +75,7 @@ def run(
         seed=1,
     )
     talks = [
-        Talk(f"demo-{at}", [tuple(turn) for turn in asked], is_session=at % 2 == 1)
+        Talk(f"demo-{at}", [(question, found) for question, found in asked], is_session=at % 2 == 1)
         for at, asked in enumerate(workload.conversations)
     ]
 

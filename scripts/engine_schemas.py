@@ -123,6 +123,6 @@ RESPONSES: dict[str, type[BaseModel]] = {
 
 def schemas() -> dict[str, Any]:
     """Return the JSON schemas of all objects by name."""
-    models = [*RESPONSES.values(), ErrorResponse, *BODIES.values()]
+    models: list[type[BaseModel]] = [*RESPONSES.values(), ErrorResponse, *BODIES.values()]
     _, schema = models_json_schema([(model, "validation") for model in models])
     return dict(schema["$defs"])

@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -29,7 +30,7 @@ from ragboost.graph.request import FIELD, GraphFields
 from research.dependency_tuning import TuningExample, answer_loss, collate
 
 
-def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[TuningExample]:
+def read_examples(path: Path, tokenizer: Any, *, end: list[int]) -> list[TuningExample]:
     """Return the lines of a file as prompts with answers; `end` is appended to each answer."""
     chat = ChatTokenizer(tokenizer)
     writer, examples = PromptWriter(chat), []
@@ -44,6 +45,7 @@ def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[TuningExampl
         prompt = writer.prompt(graph.relation_paths(), messages)
         answer = (*chat.encode(row["answer"], add_special_tokens=False), *end)
         *before, task = prompt.nodes
+        assert isinstance(task, LinearNode), "the last node is the task"
         task = LinearNode(task.name, (*task.tokens, *answer), task.depends_on)
         examples.append(TuningExample(DepPrompt((*before, task)), {task.name: len(answer)}))
     return examples

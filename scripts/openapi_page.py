@@ -32,7 +32,7 @@ def _route(path: str, method: str, operation: dict[str, Any]) -> str:
     if query := [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]:
         about += " Query: " + ", ".join(f"`{name}`" for name in query) + "."
     responses = operation["responses"]
-    good = next((one for status, one in responses.items() if status < "300"), {})
+    good: dict[str, Any] = next((one for status, one in responses.items() if status < "300"), {})
     errors = ", ".join(status for status in sorted(responses) if status >= "400")
     cells = [
         f"`{path}`",

@@ -200,7 +200,7 @@ QUESTION_MODES: dict[str, tuple[Body, Settings | None]] = {
 }
 TRACE_MODES: dict[str, tuple[Body, Settings | None]] = {
     "direct": (_boosted, None),
-    "passages": (_boosted, Settings(dedup={"passages": True})),  # type: ignore[arg-type]
+    "passages": (_boosted, Settings(dedup={"passages": True})),
 }
 
 

@@ -40,7 +40,7 @@ def read_traces(path: Path) -> list[Chat]:
     texts = {row["id"]: row["text"] for row in read_rows(path, "corpus.jsonl*")}
     chats = []
     for row in read_rows(path, "traces.jsonl*"):
-        chat, new, calls = Chat(row["id"]), [], 0
+        chat, new, calls = Chat(row["id"]), list[dict[str, Any]](), 0
         for message in row["messages"]:
             message = {**message, "content": message.get("content", "")}
             if "doc_id" in message:

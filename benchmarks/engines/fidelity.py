@@ -27,10 +27,10 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import httpx
 
@@ -45,6 +45,11 @@ from scripts.processes import exit_on_sigterm
 from tests.engines.arrivals import Arrivals
 from tests.engines.servers import EngineServer, missing
 
+_EVENTS: Mapping[str, Literal["zmq", "hook", "off"]] = {
+    "events": "zmq",
+    "hook": "hook",
+    "usage": "off",
+}
 CACHE_TOKENS = {"small": 4096, "large": 32_768}
 DOCUMENTS, PER_REQUEST, LENGTHS = 60, 6, (40, 240)
 QUESTION_TOKENS = 40
@@ -158,7 +163,7 @@ def started(options: argparse.Namespace) -> Iterator[EngineServer]:
         options.engine,
         cache_tokens=CACHE_TOKENS[options.cache],
         block_size=BLOCK_SIZE,
-        events={"events": "zmq", "hook": "hook", "usage": "off"}[options.signal],
+        events=_EVENTS[options.signal],
         report_url=f"http://127.0.0.1:{options.port}",
     ) as server:
         yield server
@@ -169,7 +174,7 @@ def proxied(server: EngineServer, options: argparse.Namespace, *, ends: str) -> 
     """Start a proxy in front of the engine with an empty cache, and wait until it follows that."""
     server.clear_cache()
     tokens = {"ask_backend": ends != "estimated"}
-    app = create_app(Settings(backend={"url": server.url}, tokens=tokens))  # type: ignore[arg-type]
+    app = create_app(Settings(backend={"url": server.url}, tokens=tokens))
     sync = app.state.cache_sync
     recorder = Recorder(sync.fidelity)
     (follower,) = sync.followers.values()

@@ -128,7 +128,7 @@ def _plan(
     policy: OrderPolicy,
 ) -> Orders:
     """Send a window of requests one after another."""
-    left, orders = list(contexts), []
+    left, orders = list(contexts), list[Sequence[Hashable]]()
     while left:
         at, order, _ = plan_next(index, left, tokens, policy=policy, budget_tokens=math.inf)
         index.insert(order, [tokens[document] for document in order])

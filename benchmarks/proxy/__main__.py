@@ -80,7 +80,8 @@ def _num_requests(target: Target, body: str, clients: int, args: argparse.Namesp
     requests = requests_for(target, body, _WARM_UP, seed=-1)
     uvloop.run(run_round(target, requests, clients=1))
     warm = uvloop.run(run_round(target, requests, clients=min(clients, _WARM_UP)))
-    return max(_MIN_REQUESTS, 2 * clients, min(args.requests, round(args.seconds * warm.rps)))
+    most: int = min(args.requests, round(args.seconds * warm.rps))
+    return max(_MIN_REQUESTS, 2 * clients, most)
 
 
 def _show(targets: dict[str, Any]) -> None:

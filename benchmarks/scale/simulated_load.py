@@ -60,7 +60,7 @@ class Run:
         backends = [{"url": f"http://e{i}"} for i in range(replicas)]
         limit = arm.get("backend", {})
         settings = Settings(
-            backends=[{**each, **limit} for each in backends],  # type: ignore[arg-type]
+            backends=[{**each, **limit} for each in backends],
             **{
                 "index": {"capacity_tokens": capacity_tokens},
                 **{name: value for name, value in arm.items() if name != "backend"},

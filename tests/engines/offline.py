@@ -60,7 +60,7 @@ class OfflineEngine(ABC):
     def clock(self) -> float:
         """Return the CPU seconds that the engine has used."""
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def exact(self, tokens: list[int]) -> torch.Tensor:
         """Return the log-probabilities that transformers computes for the next token."""
         logits = self.reference(torch.tensor([tokens])).logits[0, -1]

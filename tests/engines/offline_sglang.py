@@ -24,7 +24,7 @@ class Reports:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ragboost-"))
-        self._socket = zmq.Context.instance().socket(zmq.PULL)
+        self._socket: Any = zmq.Context.instance().socket(zmq.PULL)
         self._socket.bind(inbox_address(self._folder))
         self._next = 0
         self._early: dict[int, dict[str, Any]] = {}
@@ -142,7 +142,7 @@ class ReuseSGLang(OfflineEngine):
     def clock(self) -> float:
         """Return the CPU seconds that all of SGLang's processes have used."""
         times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
-        return sum(one.user + one.system for one in times)
+        return float(sum(one.user + one.system for one in times))
 
     def report(self, output: Any) -> dict[str, Any]:
         report: dict[str, Any] = output["report"]

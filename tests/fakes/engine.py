@@ -115,8 +115,11 @@ class FakeEngine:
         elif events:
             self.publishers = [events]
         self.events = self.publishers[0] if self.publishers else None
-        publish = [each.publish_events for each in self.publishers] or [None] * num_ranks
-        self.caches = [PrefixCache(block_size, capacity_tokens, publish=one) for one in publish]
+        publishers: list[EventPublisher | None] = [*self.publishers] or [None] * num_ranks
+        self.caches = [
+            PrefixCache(block_size, capacity_tokens, publish=each.publish_events if each else None)
+            for each in publishers
+        ]
         self.cache = self.caches[0]
         self.requests: list[Received] = []
         self.probes: list[str] = []

@@ -153,7 +153,7 @@ def _completion_events(
         choice.update({"delta": {"content": text}} if is_chat else {"text": text})
         made.append(_event({**base, "choices": [choice]}))
     last: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
-    last.update({"delta": {}} if is_chat else {"text": ""})
+    last["delta" if is_chat else "text"] = {} if is_chat else ""
     made.append(_event({**base, "choices": [last]}))
     if wants_usage:
         made.append(_event({**base, "choices": [], "usage": _usage(output, usage)}))
@@ -187,7 +187,7 @@ def _message_events(fields: Fields, output: Sequence[str], usage: tuple[int, int
     message = _message(fields, output, usage)
     start = {**message, "content": [], "stop_reason": None}
     block: dict[str, Any] = {"type": "text", "text": ""}
-    made = [
+    made: list[dict[str, Any]] = [
         {"type": "message_start", "message": start},
         {"type": "content_block_start", "index": 0, "content_block": block},
         {"type": "ping"},

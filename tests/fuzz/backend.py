@@ -40,7 +40,7 @@ class Backend:
     def __init__(self) -> None:
         self.bodies: dict[int, list[bytes]] = {}
         self.answers: dict[int, Answer] = {}
-        self.leave: dict[int, Callable[[], None]] = {}
+        self.leave: dict[int, Callable[[], object]] = {}
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Transport] = set()
 

@@ -1,10 +1,9 @@
 """Growth of the values of a process over its requests. Knows numbers only."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 _WARM_UP = 1 / 3  # of the requests
 _SPANS = 24
@@ -52,5 +51,11 @@ def slope(samples: Sequence[Sample], name: str) -> Slope:
     error = (rest / max(1, count - 2) / spread) ** 0.5
     highest, interval = max(value for _, value in late), _T_95 * error
     grows = fit.slope > max(interval, SMALL.get(name, float("inf")))
-    figures: Iterator[Any] = (round(v, 2) for v in (y[0], y[-1], highest, fit.slope, interval))
-    return Slope(*figures, grows)
+    return Slope(
+        first=round(y[0], 2),
+        last=round(y[-1], 2),
+        highest=round(highest, 2),
+        per_10k=round(fit.slope, 2),
+        interval=round(interval, 2),
+        grows=grows,
+    )

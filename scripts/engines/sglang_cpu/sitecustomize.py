@@ -78,5 +78,5 @@ class _StubFinder:
 
 
 sys.meta_path.append(
-    _StubFinder(frozenset(n for n in GPU_PACKAGES if importlib.util.find_spec(n) is None))  # type: ignore[arg-type]
+    _StubFinder(frozenset(n for n in GPU_PACKAGES if importlib.util.find_spec(n) is None))
 )
