@@ -199,6 +199,7 @@ class ArmRunner:
         tokens, chunks = self.prompt(case.question, case.documents, case.history, earlier=earlier)
         if self._stored == "primed":
             self._prime(reuse, tokens, chunks)
+        reuse.precompute(tokens[: chunks[0][0]] if chunks else [], [])
         return reuse, tokens, chunks
 
     def _empty_store(self) -> ChunkReuse:

@@ -40,7 +40,6 @@ _LOWERED = (
     "index.directory._MAX_RECENT",
     "proxy.observability.metrics._MAX_MODELS",
     "proxy.routes.dashboard.history._MAX_SAMPLES",
-    "booster.tokens.counter._MAX_IDS",
     "booster.tokens.counter._MAX_WANTED",
 )
 _LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
