@@ -15,8 +15,9 @@ PAGE = 16
 
 
 def adds_up(output: dict[str, Any]) -> bool:
-    total: int = output["meta_info"]["prompt_tokens"]
-    return sum(output["report"][name] for name in FIELDS) == total
+    return bool(
+        sum(output["report"][name] for name in FIELDS) == output["meta_info"]["prompt_tokens"]
+    )
 
 
 def text(output: dict[str, Any]) -> list[int]:

@@ -5,6 +5,7 @@ Prints one JSON object, which the test that starts this file checks.
 
 import json
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -27,7 +28,7 @@ def report(output: Any) -> dict[str, Any]:
 
 def adds_up(output: Any) -> bool:
     told = report(output)
-    return sum(told[name] for name in FIELDS) == len(output.prompt_token_ids)
+    return bool(sum(told[name] for name in FIELDS) == len(output.prompt_token_ids))
 
 
 def text(output: Any) -> list[int]:
@@ -70,7 +71,7 @@ def check_bought(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     whole = engine.run(first, positions, ratio=0.15, exact_chunks=5)
     engine.llm.reset_prefix_cache()
     core, ended = engine.llm.llm_engine, {}
-    full = {"ratio": 1.0, "exact_chunks": 2, "logprobs": VOCABULARY}
+    full: dict[str, Any] = {"ratio": 1.0, "exact_chunks": 2, "logprobs": VOCABULARY}
     asked = {
         "buying": (first, engine.sampling(positions, **full)),
         "also buying": (second, engine.sampling(others, **full)),
@@ -340,7 +341,7 @@ def check_shared_step(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
                 engine.sampling([[start, start + len(chunk)]], ratio=1.0, logprobs=VOCABULARY),
             ),
         }
-        ended = {}
+        ended = dict[str, Any]()
         for name, (prompt, sampling) in asked.items():
             core.add_request(name, {"prompt_token_ids": prompt}, sampling)
         while len(ended) < len(asked):
@@ -363,7 +364,7 @@ def error(engine: ReuseLLM, output: Any) -> float:
     wanted = engine.exact(list(output.prompt_token_ids))
     entries = output.outputs[0].logprobs[0]
     assert len(entries) == len(wanted)
-    return max(abs(entry.logprob - float(wanted[token])) for token, entry in entries.items())
+    return float(max(abs(e.logprob - float(wanted[token])) for token, e in entries.items()))
 
 
 def check_new_weights(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
@@ -410,16 +411,14 @@ def check_broken_hook(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     whose blocks vLLM takes for filled."""
     tokens, positions = prompts.prompt([4, 0, 2])
     connector = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector
-    blocks = chunk_scheduler.block_ids
 
     def moved(*args: Any) -> None:
         raise AttributeError("get_block_ids")
 
     engine.run(tokens, positions)  # stored now
     engine.llm.reset_prefix_cache()
-    chunk_scheduler.block_ids = moved
-    broken = engine.logprobs(tokens, positions, ratio=0.0)
-    chunk_scheduler.block_ids = blocks
+    with mock.patch.object(chunk_scheduler, "block_ids", moved):
+        broken = engine.logprobs(tokens, positions, ratio=0.0)
     engine.llm.reset_prefix_cache()
     afterwards = engine.run(tokens, positions, ratio=0.0)
     exact = engine.exact(tokens)

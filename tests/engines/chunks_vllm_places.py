@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from ragboost.chunk_cache.store import disk
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -32,21 +33,19 @@ class Gate:
 
     @contextmanager
     def before_reads(self, *, seconds: float = 0.0) -> Iterator[None]:
-        plain, pause = disk.decode, threading.Event()
+        pause, decode = threading.Event(), vars(disk)["decode"]
 
-        def decode(content: bytearray, key: str) -> ChunkKV:
+        def slow_decode(content: bytearray, key: str) -> ChunkKV:
             self.threads.add(threading.current_thread().name)
             self.num_reading += 1
             pause.wait(seconds)  # a slow disk
             self.is_open.wait()
             self.num_reading -= 1
-            return plain(content, key)
+            chunk: ChunkKV = decode(content, key)
+            return chunk
 
-        disk.decode = decode
-        try:
+        with mock.patch.object(disk, "decode", slow_decode):
             yield
-        finally:
-            disk.decode = plain
 
 
 def run(

@@ -245,7 +245,7 @@ def test_what_precompute_stores_is_reused_by_the_first_request_through_the_proxy
 
     message = {"role": "user", "content": "Which is worth most?"}
     given = {"documents": documents[2:5], "reuse": {"ratio": 0.0}}
-    settings = Settings(backend={"url": server.url})  # type: ignore[arg-type]
+    settings = Settings(backend={"url": server.url})
     app = create_app(settings)
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         eventually(lambda: app.state.chunk_reuse.is_supported)
@@ -331,7 +331,7 @@ def test_the_proxy_reuses_chunks_and_its_index_follows_exact_blocks_only(
     server: EngineServer,
 ) -> None:
     server.clear_cache()
-    app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
+    app = create_app(Settings(backend={"url": server.url}))
     (follower,) = app.state.cache_sync.followers.values()
     dice = random.Random(5)
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:

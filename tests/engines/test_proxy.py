@@ -63,7 +63,7 @@ def settle(arrivals: Arrivals, usage: Usage) -> None:
 
 
 def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> None:
-    app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
+    app = create_app(Settings(backend={"url": server.url}))
     sync = app.state.cache_sync
     (follower,) = sync.followers.values()
     arrivals = Arrivals(follower, block_size=server.block_size)
@@ -87,7 +87,7 @@ def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> N
 
 
 def test_after_many_requests_in_flight_the_index_is_as_true_as_before(server: EngineServer) -> None:
-    app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
+    app = create_app(Settings(backend={"url": server.url}))
     (follower,) = app.state.cache_sync.followers.values()
     arrivals = Arrivals(follower, block_size=server.block_size)
     with serve_in_thread(app) as url, httpx.Client(base_url=url) as client:
