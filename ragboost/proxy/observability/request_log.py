@@ -8,13 +8,11 @@ import asyncio
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from queue import Full, Queue
-from threading import Thread
 
 import msgspec
 
@@ -29,7 +27,7 @@ from ragboost.requests.wires.usage import Usage
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 100 * 1024 * 1024  # of both files
-_MAX_WAITING = 512  # lines
+_MAX_WAITING_BYTES = 16 * 1024 * 1024
 _STOP_S = 5.0
 _HEX = 16
 
@@ -81,8 +79,11 @@ class RequestLog:
         self._file = -1
         self._size = 0
         self._has_failed = False
-        self._lines: Queue[bytes] = Queue(_MAX_WAITING)  # an empty one is the last
-        self._thread = Thread(target=self._run, name="ragboost-record", daemon=True)
+        self._lines: list[bytes] = []
+        self._waiting_bytes = 0
+        self._is_closed = False
+        self._changed = threading.Condition()  # never held while a file is written
+        self._thread = threading.Thread(target=self._run, name="ragboost-record", daemon=True)
         try:
             self._open()
         except OSError as error:
@@ -94,13 +95,11 @@ class RequestLog:
 
     async def close(self) -> None:
         """Write what waits and stop; give up a disk that does not answer."""
-        await asyncio.to_thread(self._stop)
-
-    def _stop(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
         if self._thread.is_alive():
-            with suppress(Full):
-                self._lines.put(b"", timeout=_STOP_S)
-                self._thread.join(_STOP_S)
+            await asyncio.to_thread(self._thread.join, _STOP_S)
 
     async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
         if sent.record is not None:
@@ -114,14 +113,25 @@ class RequestLog:
         arrived = time.time() - (time.perf_counter() - answer.started)
         shape = replace(record, t_s=round(arrived, 3), tail_tokens=max(0, total - before))
         line = msgspec.json.encode(shape) + b"\n"
-        try:
-            self._lines.put_nowait(line)
-        except Full:
+        with self._changed:
+            is_kept = self._waiting_bytes + len(line) <= _MAX_WAITING_BYTES
+            if is_kept:
+                self._lines.append(line)
+                self._waiting_bytes += len(line)
+                self._changed.notify()
+        if not is_kept:
             self._count("dropped", 1)
 
     def _run(self) -> None:
-        while line := self._lines.get():
-            self._write(line)
+        while True:
+            with self._changed:
+                while not self._lines and not self._is_closed:
+                    self._changed.wait()
+                lines, self._lines, self._waiting_bytes = self._lines, [], 0
+            if not lines:
+                break
+            for line in lines:
+                self._write(line)
         if self._file >= 0:
             os.close(self._file)
 
