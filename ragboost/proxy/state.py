@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+from prometheus_client.core import CounterMetricFamily
+
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
@@ -86,7 +88,9 @@ class ProxyState:
         handler = MessageHandler(self.backends.all, followers, self.board)
         self.backends.inform(handler)
         if not is_shadow:
-            handler.on_learned = self.metrics.replica_prompts().inc
+            text = "Prompts of other replicas that this process's indexes have taken over."
+            name = "ragboost_replica_prompts_learned"
+            self.metrics.watch(CounterMetricFamily, name, text, lambda: handler.learned)
         return RedisTransport(settings.session, handler)
 
     @asynccontextmanager

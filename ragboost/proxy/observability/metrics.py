@@ -1,16 +1,19 @@
 """Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import Gauge, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ragboost.booster.context import Context
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.proxy.observability.collectors import (
+    NumberCollector,
+    Read,
     StreamCollector,
     make_registry,
 )
@@ -260,12 +263,9 @@ class Metrics:
     def watch_streams(self, sync: CacheSync) -> None:
         self.registry.register(StreamCollector(sync))
 
-    def replica_prompts(self) -> Counter:
-        """Return the counter of what other replicas have sent, which is there with Redis."""
-        return self._counter(
-            "ragboost_replica_prompts_learned_total",
-            "Prompts of other replicas that this process's indexes have taken over.",
-        )
+    def watch(self, family: Callable[..., Metric], name: str, text: str, read: Read) -> None:
+        """Show a number that another part keeps."""
+        self.registry.register(NumberCollector(family, name, text, read))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

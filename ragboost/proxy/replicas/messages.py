@@ -66,21 +66,42 @@ def decode(data: bytes) -> ReplicaMessage | None:
         return None
 
 
-def take_prompts(
-    waiting: deque[SentPrompt], *, max_prompts: int, max_documents: int
-) -> tuple[SentPrompt, ...]:
-    """Remove the oldest prompts: one, whatever its size, and as many as the bounds allow."""
-    taken: list[SentPrompt] = []
-    rest = max_documents
-    while waiting and len(taken) < max_prompts:
-        rest -= len(waiting[0].layout.documents)
-        if taken and rest < 0:
-            break
-        taken.append(waiting.popleft())
-    return tuple(taken)
+class PromptQueue:
+    """A queue bounded by prompts and by their documents; the oldest are dropped."""
+
+    def __init__(self, *, max_prompts: int, max_documents: int) -> None:
+        self._max_prompts = max_prompts
+        self._max_documents = max_documents
+        self._prompts: deque[SentPrompt] = deque()
+        self._num_documents = 0
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, prompt: SentPrompt) -> None:
+        self._prompts.append(prompt)
+        self._num_documents += len(prompt.layout.documents)
+        while len(self) > self._max_prompts or self._num_documents > self._max_documents:
+            self._pop()
+
+    def take(self, *, max_prompts: int, max_documents: int) -> tuple[SentPrompt, ...]:
+        """Remove the oldest prompts: one, whatever its size, and as many as the bounds allow."""
+        taken: list[SentPrompt] = []
+        rest = max_documents
+        while self._prompts and len(taken) < max_prompts:
+            rest -= len(self._prompts[0].layout.documents)
+            if taken and rest < 0:
+                break
+            taken.append(self._pop())
+        return tuple(taken)
+
+    def _pop(self) -> SentPrompt:
+        prompt = self._prompts.popleft()
+        self._num_documents -= len(prompt.layout.documents)
+        return prompt
 
 
-_MAX_WAITING = 20_000
+_MAX_WAITING, _MAX_DOCUMENTS = 20_000, 500_000
 _PER_PASS, _DOCUMENTS_PER_PASS = 32, 1_000  # before the event loop goes on
 
 
@@ -94,14 +115,13 @@ class MessageHandler:
         board: LoadBoard,
     ) -> None:
         self.learned = 0  # prompts
-        self.on_learned: Callable[[], object] = lambda: None
         self._all_followers = followers
         self._followers: dict[str, CacheFollower] = {}  # by key of the backend
         self._watchers: list[Callable[[SentPrompt], None]] = []
         for backend in backends:
             self.add(backend)
         self._board = board
-        self._waiting = deque[SentPrompt](maxlen=_MAX_WAITING)
+        self._waiting = PromptQueue(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._has_more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -137,7 +157,7 @@ class MessageHandler:
         match message:
             case SentPrompt():
                 if message.backend in self._followers and _is_sound(message):
-                    self._waiting.append(message)
+                    self._waiting.add(message)
                     self._has_more.set()
             case LoadReport():
                 self._board.put(source, message.loads)
@@ -146,13 +166,13 @@ class MessageHandler:
         while True:
             await self._has_more.wait()
             self._has_more.clear()
-            bounds = {"max_prompts": _PER_PASS, "max_documents": _DOCUMENTS_PER_PASS}
-            while prompts := take_prompts(self._waiting, **bounds):
+            while prompts := self._waiting.take(
+                max_prompts=_PER_PASS, max_documents=_DOCUMENTS_PER_PASS
+            ):
                 for prompt in prompts:
                     if (follower := self._followers.get(prompt.backend)) is not None:
                         await follower.learn(prompt.request_id, prompt.layout)
                         self.learned += 1
-                        self.on_learned()
                 await asyncio.sleep(0)
 
 

@@ -6,7 +6,6 @@ Without the server nothing is heard, and it is tried again until `close`. Sendin
 import asyncio
 import logging
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -14,11 +13,10 @@ from ragboost.booster.tenants import bounded_name
 from ragboost.config import SessionSettings
 from ragboost.proxy.replicas.messages import (
     MessageHandler,
+    PromptQueue,
     ReplicaMessage,
-    SentPrompt,
     decode,
     encode,
-    take_prompts,
 )
 from ragboost.proxy.sessions.redis import make_client
 from ragboost.util.redis_client import redis_errors
@@ -31,7 +29,7 @@ _RETRY_S = 1.0
 _POLL_S = 1.0  # below the client's timeout, which an idle channel would exceed
 _MAX_BYTES = 1024 * 1024  # of a message that is heard
 _MAX_REPLY_BYTES = 16 * 1024 * 1024  # more ends the connection
-_MAX_WAITING = 2_000  # prompts, while the server is slow, or away
+_MAX_WAITING, _MAX_DOCUMENTS = 2_000, 200_000  # the server is slow, or away
 # Decoding a message takes a few milliseconds; a single prompt may have more documents.
 _PER_MESSAGE, _DOCUMENTS_PER_MESSAGE = 200, 600
 _MESSAGES_PER_INTERVAL = 5
@@ -45,7 +43,7 @@ class RedisTransport:
         """The last failure; None while it works."""
         self.handler = handler
         self._name = secrets.token_hex(8)
-        self._waiting = deque[SentPrompt](maxlen=_MAX_WAITING)
+        self._waiting = PromptQueue(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._was_idle = False
         self._is_closing = False
         self._client: Any = make_client(settings, max_reply_bytes=_MAX_REPLY_BYTES)
@@ -56,7 +54,7 @@ class RedisTransport:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        self.handler.watch(self._waiting.append)
+        self.handler.watch(self._waiting.add)
         await self.handler.open()
         for work, name in ((self._publish, "telling"), (self._subscribe, "hearing")):
             self._tasks.append(asyncio.create_task(self._repeat(work), name=f"{name} replicas"))
@@ -98,7 +96,7 @@ class RedisTransport:
             self._was_idle = not report.loads
         bounds = {"max_prompts": _PER_MESSAGE, "max_documents": _DOCUMENTS_PER_MESSAGE}
         for _ in range(_MESSAGES_PER_INTERVAL):
-            if prompts := take_prompts(self._waiting, **bounds):
+            if prompts := self._waiting.take(**bounds):
                 yield ReplicaMessage(self._name, prompts=prompts)
 
     async def _subscribe(self) -> None:
