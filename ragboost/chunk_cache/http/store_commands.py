@@ -49,6 +49,8 @@ def read_store_options(extension: Mapping[str, Any]) -> StoreOptions:
 
 def run_command(command: StoreCommand, library: ChunkLibrary) -> dict[str, Any]:
     store, options = library.store, command.options
+    if not store.takes_commands:
+        return {"error": "several_workers"}
     if options is None:
         stats = [tier._asdict() for tier in store.stats()]
         fill = {"fills": library.num_fills, "fill_seconds": library.fill_seconds}

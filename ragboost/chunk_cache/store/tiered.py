@@ -26,6 +26,8 @@ class TieredStore:
     loaded; in an engine nothing may wait: there `get` looks in memory, where `prefetch` brings
     KV."""
 
+    takes_commands = True  # pins and evictions reach all places
+
     def __init__(
         self,
         *,

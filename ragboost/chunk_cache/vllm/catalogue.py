@@ -77,6 +77,8 @@ class ListStore(TieredStore):
     """Listed chunks, bounded by the bytes that each rank holds; `is_backed`: the ranks have a disk
     or a remote store. Belongs to the scheduler's thread; others may call `prefetch`."""
 
+    takes_commands = False  # the ranks have the KV, and are kept equal by evicting alike
+
     def __init__(self, *, capacity_bytes: int, size: int, is_backed: bool) -> None:
         super().__init__(host_bytes=capacity_bytes, waits=False, clock=time.monotonic)
         self.knows_all = False  # the ranks' disks do

@@ -19,6 +19,7 @@ from ragboost.chunk_cache.http.store_commands import (
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.keys import Identity, behind_key, owner_prefix
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.vllm.catalogue import ListStore
 from ragboost.errors import RequestError
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.eventually import DEADLINE_S, eventually
@@ -53,6 +54,18 @@ def test_a_tenant_lists_its_own_chunks_and_no_others(library: ChunkLibrary) -> N
     assert keys(ask(library, StoreOptions(), tenant="a", namespace=["salt"])) == set()
     library.store.put(library.key(CHUNKS[0], tenant=salted), make_chunk())
     assert len(keys(ask(library, StoreOptions(), tenant="a", namespace=["salt"]))) == 1
+
+
+@pytest.mark.parametrize("options", [None, *map(StoreOptions, ["list", "pin", "unpin", "evict"])])
+def test_a_list_of_what_several_workers_have_takes_no_commands(
+    options: StoreOptions | None,
+) -> None:
+    store = ListStore(capacity_bytes=1 << 20, size=2, is_backed=True)
+    listed = ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
+    store.put(listed.key(CHUNKS[0]), make_chunk())
+    assert ask(listed, options, chunks=CHUNKS[:1]) == {"error": "several_workers"}
+    assert listed.key(CHUNKS[0]) in store
+    assert not store.take_dropped()
 
 
 @pytest.mark.parametrize("action", ["list", "pin", "unpin", "evict"])
