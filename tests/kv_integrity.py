@@ -9,8 +9,9 @@ from ragboost.graph.tree_cache import TreeCache, _below
 
 def check_store(store: TieredStore) -> None:
     memory = store.memory
-    total = sum(chunk.size_bytes for _, chunk in memory.items())
-    assert total == memory.size_bytes <= memory.capacity_bytes
+    with store._lock:  # loading threads may add chunks
+        total = sum(chunk.size_bytes for _, chunk in memory.items())
+        assert total == memory.size_bytes <= memory.capacity_bytes
 
 
 def check_tree(tree: TreeCache) -> None:

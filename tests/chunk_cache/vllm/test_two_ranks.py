@@ -32,7 +32,7 @@ from tests.kv_integrity import check_store
 
 __all__ = ["filler"]
 
-TOKENS, NUM_CHUNKS, IN_MEMORY = 16, 14, 6
+TOKENS, NUM_CHUNKS, IN_MEMORY = 16, 20, 8
 KV_BYTES = 2 * 4 * TOKENS * 2
 MODES = {  # of a place: seconds and failures of loads, and of the rest
     "well": ((0.005, 0.0), (0.001, 0.0)),
@@ -311,7 +311,7 @@ def test_ranks_agree_whatever_their_places_do_and_load_again_afterwards(
     world = World(kind, time, seed)
     world.lost_share = lost_share
     choice = world.choice
-    for _ in range(160):
+    for _ in range(250):
         chance = choice.random()
         if chance < 0.2:
             world.arrive(choice.sample(range(NUM_CHUNKS), choice.randint(1, 4)))
