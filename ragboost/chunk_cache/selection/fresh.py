@@ -11,7 +11,7 @@ WIDTH = 3
 
 
 class CacheBlend(SelectionPolicy):
-    """What changes most in the second layer's keys (FusionRAG eq. 7-9)."""
+    """Tokens whose keys change most in the second layer (FusionRAG eq. 7-9)."""
 
     looks_at_all = True
 

@@ -11,7 +11,7 @@ KV = tuple[torch.Tensor, torch.Tensor]
 
 
 class Origin(NamedTuple):
-    """What the KV of a chunk has seen, by which of two the better is kept."""
+    """Context that the KV of a chunk has seen, by which of two the better is kept."""
 
     is_settled: bool = False  # it is exact behind what preceded it, or was measured there
     base: int = 0  # tokens that preceded it

@@ -97,6 +97,7 @@ class MemoryTier:
         return True
 
     def _displaced(self, key: str, num_bytes: int, *, own_bytes: int) -> list[str] | None:
+        """Return the keys that give way to this one; None if there is no room for it."""
         released, left = list[str](), self.kept_bytes.copy()
         oldest = {each: iter(keys) for each, keys in self._kept.items() if each != _PUBLIC}
         while left.total() + num_bytes > self.capacity_bytes // 2:

@@ -58,9 +58,8 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
 
     Fields that are missing, null or of the wrong type count as not reported.
     """
-    for usage in _usages(answer):
-        return _added_up(usage) or _counted(usage)
-    return None
+    usage = next(_usages(answer), None)
+    return None if usage is None else _added_up(usage) or _counted(usage)
 
 
 def our_figures(answer: Any) -> dict[str, Any] | None:

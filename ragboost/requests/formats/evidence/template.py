@@ -1,4 +1,4 @@
-"""What texts with one beginning have in common."""
+"""Find what texts with one beginning have in common."""
 
 from collections.abc import Sequence, Set
 

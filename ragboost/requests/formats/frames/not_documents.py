@@ -52,22 +52,9 @@ _DOCUMENT_NAMES = frozenset(_DOCUMENTS.split())
 _ORDERED_NAMES = frozenset(_ORDERED.split())
 _WORDS = re.compile(r"[^\W\d_]+")
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_PARTS = frozenset(
-    [
-        "chat",
-        "conversation",
-        "dialogue",
-        "event",
-        "log",
-        "message",
-        "step",
-        "task",
-        "test",
-        "tool",
-        "turn",
-    ]
-)
-"""Things whose parts have an order: entries of a log, results of steps."""
+# Things whose parts have an order: entries of a log, results of steps.
+_WHOLES = "chat conversation dialogue event log message step task test tool turn"
+_PARTS = frozenset(_WHOLES.split())
 _INNER_TAG = re.compile(r"<!--.*?-->|<(?!!)[^<>]{1,200}>", re.DOTALL)
 # Fields of an example, a task or a message.
 _RECORD_FIELDS = (
