@@ -59,15 +59,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "requests": args.requests,
         "seed": args.seed,
         "by": _BY,
-        "found": {length: _num_found(rows, length) for length in _LENGTHS},
+        "found": {length: _num_found(rows, length, "found_first") for length in _LENGTHS},
+        "found_for_good": {length: _num_found(rows, length, "found_from") for length in _LENGTHS},
         "cells": {length: sum(row["length"] == length for row in rows) for length in _LENGTHS},
         "not_whole": sum(bool(row["faults"]) for row in rows),
         "rows": rows,
     }
 
 
-def _num_found(rows: Sequence[dict[str, Any]], length: str) -> int:
-    return sum(row["length"] == length and 0 < row["found_from"] <= _BY for row in rows)
+def _num_found(rows: Sequence[dict[str, Any]], length: str, since: str) -> int:
+    return sum(row["length"] == length and 0 < row[since] <= _BY for row in rows)
 
 
 def _cell(
@@ -137,8 +138,9 @@ def show(result: dict[str, Any]) -> None:
     for length in _LENGTHS:
         rows = [row for row in result["rows"] if row["length"] == length]
         if rows:
-            found = f"{result['found'][length]} of {result['cells'][length]}"
-            show_rows(_pairs(rows), f"{length}: {found} found by request {_BY}")
+            found = f"{result['found'][length]} of {result['cells'][length]} found"
+            for_good = f"{result['found_for_good'][length]} for good"
+            show_rows(_pairs(rows), f"{length}: {found} by request {_BY}, {for_good}")
     for row in result["rows"]:
         for fault in row["faults"]:
             print(f"{row['layout']}, {row['place']}, {row['length']}: {fault}")

@@ -112,7 +112,8 @@ def order_that_pays(
     if order.permutation == unmoved or not order.cached_tokens:
         return order
     text = note([retrieved.unique[i] for i in order.permutation])
-    plain = index.cached_prefix(retrieved.elements).cached_tokens
+    if (plain := order.unmoved_tokens) is None:
+        plain = index.cached_prefix(retrieved.elements).cached_tokens
     saved = share * (order.cached_tokens - plain)
     # No token is less than a byte, and bytes are counted many times faster.
     if not text or saved > num_bytes(text) or saved > _note_tokens(text, count):

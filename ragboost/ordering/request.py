@@ -38,6 +38,7 @@ class Order(NamedTuple):
     documents: tuple[Hashable, ...]
     tokens: tuple[int, ...]  # lengths of `documents`
     cached_tokens: int  # leading tokens that the cache holds
+    unmoved_tokens: int | None = None  # those in the relevance order, where they were measured
 
     @classmethod
     def of(
@@ -47,11 +48,12 @@ class Order(NamedTuple):
         permutation: Sequence[int],
         *,
         cached_tokens: int = 0,
+        unmoved_tokens: int | None = None,
     ) -> "Order":
         """Apply a permutation to documents in their relevance order; it may leave some out."""
         sent = tuple(map(documents.__getitem__, permutation))
         lengths = tuple(map(tokens.__getitem__, permutation))
-        return cls(tuple(permutation), sent, lengths, cached_tokens)
+        return cls(tuple(permutation), sent, lengths, cached_tokens, unmoved_tokens)
 
     def fits(self, documents: Sequence[Hashable]) -> bool:
         """Return True if this orders exactly these documents, given in relevance order."""
@@ -97,7 +99,8 @@ def order_documents(
     if keep:  # the kept ones may be cached behind the others
         order = _measured(index, documents, tokens, permutation)
     else:
-        order = Order.of(documents, tokens, permutation, cached_tokens=match.cached_tokens)
+        cached, plain = match.cached_tokens, unmoved.cached_tokens
+        order = Order.of(documents, tokens, permutation, cached_tokens=cached, unmoved_tokens=plain)
     if order.cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
         return unmoved
     return order

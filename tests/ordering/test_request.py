@@ -28,7 +28,11 @@ def order(
 ) -> tuple[str, Order]:
     lengths = [TOKENS[document] for document in documents]
     found = order_documents(index, documents, lengths, settings=ordering(**changes), policy=policy)
-    return "".join(documents[i] for i in found.permutation), found
+    ordered = "".join(documents[i] for i in found.permutation)
+    if found.unmoved_tokens is not None:
+        unmoved = order_documents(index, documents, lengths, settings=ordering(enabled=False))
+        assert found.unmoved_tokens == unmoved.cached_tokens
+    return ordered, found._replace(unmoved_tokens=None)
 
 
 def expected(documents: str, permutation: tuple[int, ...], cached_tokens: int) -> Order:

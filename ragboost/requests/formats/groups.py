@@ -5,7 +5,6 @@ every position. Does not know any particular shape.
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -143,10 +142,11 @@ def _told_apart(texts: list[str]) -> list[str]:
     """Return other texts in place of repeated ones, by their order."""
     if len(set(texts)) == len(texts):
         return texts
-    num: Counter[str] = Counter()
+    num: dict[str, int] = {}
     for at, text in enumerate(texts):
-        num[text] += 1
-        texts[at] = text if num[text] == 1 else f"{text}\0{num[text]}"
+        num[text] = place = num.get(text, 0) + 1
+        if place > 1:
+            texts[at] = f"{text}\0{place}"
     return texts
 
 

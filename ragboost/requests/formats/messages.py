@@ -5,9 +5,10 @@ prefix. In later messages a document that occurred before becomes a reference. N
 or list.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ragboost.booster.context import Context
@@ -18,6 +19,7 @@ from ragboost.requests.formats.content_blocks import (
     has_citations,
 )
 from ragboost.requests.formats.documents import (
+    AmbiguousDocumentsError,
     DocumentPool,
     FoundDocuments,
     NothingToDoError,
@@ -25,7 +27,8 @@ from ragboost.requests.formats.documents import (
     UnknownShapeError,
     order_of,
 )
-from ragboost.requests.formats.frames import Scan, may_hold_list, scan
+from ragboost.requests.formats.frames import WORK, Scan, may_hold_list, scan
+from ragboost.requests.formats.frames.not_documents import is_work_instructed
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
 from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
@@ -43,6 +46,7 @@ from ragboost.requests.wires.body import Path, Slot, at_path, find_slots, is_ins
 from ragboost.util.bounded_map import Generations
 
 _MAX_PLAIN = 16_384  # texts without documents that are remembered, and as many older ones
+_END = 128  # characters at both ends of a text
 _MAX_LINES = 250_000  # of all texts: the search takes a microsecond and more for each
 
 
@@ -51,12 +55,14 @@ class _Place(NamedTuple):
     group: Group
 
 
-class _Layout(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Layout:
     leading: _Place | None  # the list to order
     references: Mapping[Path, Sequence[Edit]]  # edits of the other lists
     cites: bool = False  # the client's text lets the model cite the documents' numbers
     numbering: Numbering | None = None  # of the list to order
     behind: Sequence[TextBehind] = ()  # what may cite these numbers
+    notes: dict[tuple[int, ...], str] = field(default_factory=dict)  # by order: asked for twice
 
 
 class Messages:
@@ -82,7 +88,7 @@ class Messages:
         self._moves_numbered = settings.formats.numbers == "map"
         self._maps_answers = maps_answers
         # What texts without documents hold, by hash: those of a history that is resent are searched
-        # once.
+        # once. Hashes of their ends stand in front, so that other texts are not hashed as a whole.
         self._plain: Generations[int, Scan] = Generations()
 
     def extract(
@@ -105,10 +111,14 @@ class Messages:
             place = _Place(*found)
             leading = place if self._may_move(slots, place) else None
             places = sorted([*places, place], key=_reading_order)
+        is_work = leading is not None and _is_work(slots, leading)
+        leading = None if is_work else leading
         references, num_repeated = self._references(leading, places)
         num_later = sum(len(p.group.blocks) for p in places if p is not leading)
         if leading is None and not num_repeated:
             self._unmarked.name_what_is_left(slots, scans)
+            if is_work:
+                raise AmbiguousDocumentsError(places[0].group.frame, WORK)
             if num_later:
                 raise NothingToDoError(num_later)
             return None
@@ -165,7 +175,10 @@ class Messages:
         has_order = self._settings.hints.order and context.is_order_hinted
         has_order = has_order and group.frame != EVIDENCE  # it would stand behind the question
         template = self._settings.hints.order_template if has_order else None
-        return note(group, order, cites=layout.cites, template=template)
+        if (key := (*order, has_order)) not in layout.notes:
+            text = note(group, order, cites=layout.cites, template=template)
+            layout.notes[key] = text
+        return layout.notes[key]
 
     def _may_hold(self, slot: Slot) -> bool:
         value, frames = slot.value, self._settings.formats.frames
@@ -184,17 +197,20 @@ class Messages:
         ]
 
     def _scan(self, text: str, *, is_tool: bool, may_ask: bool) -> Scan:
-        frames, key = self._settings.formats.frames, 0
-        if "\n" in text:  # the search of any other is as fast
+        frames, plain, key = self._settings.formats.frames, self._plain, 0
+        is_kept = "\n" in text  # the search of any other is as fast
+        ends = hash((len(text), text[:_END], text[-_END:]))
+        if is_kept and ends in plain:
             key = hash((text, is_tool, may_ask))
-            if (known := self._plain.newer.get(key) or self._plain.older.get(key)) is not None:
-                self._plain.newer[key] = known
+            if (known := plain.get(key)) is not None:
+                plain.newer[ends] = plain.newer[key] = known
                 return known
         result = scan(text, frames=frames, is_tool=is_tool, may_ask=may_ask)
-        if key and not result.groups:
-            self._plain.newer[key] = result
-            if len(self._plain.newer) >= _MAX_PLAIN:
-                self._plain.turn()
+        if is_kept and not result.groups:
+            key = key or hash((text, is_tool, may_ask))
+            plain.newer[ends] = plain.newer[key] = result
+            if len(plain.newer) >= 2 * _MAX_PLAIN:
+                plain.turn()
         return result
 
     def _choose(self, slots: Sequence[Slot], places: Sequence[_Place]) -> _Place | None:
@@ -315,6 +331,14 @@ def _size(place: _Place) -> int:
     if isinstance(group, TextGroup):
         return group.blocks[-1].end - group.blocks[0].start
     return sum(len(block.text or "") for block in group.blocks)
+
+
+def _is_work(slots: Sequence[Slot], leading: _Place) -> bool:
+    """Return True if an earlier message asks for work on each element of an untagged list."""
+    if not isinstance(leading.group, TextGroup) or leading.group.frame.startswith("<"):
+        return False
+    before = itertools.takewhile(lambda slot: slot.path != leading.slot.path, slots)
+    return any(isinstance(slot.value, str) and is_work_instructed(slot.value) for slot in before)
 
 
 def _by_slot(places: Sequence[_Place]) -> Iterable[list[_Place]]:

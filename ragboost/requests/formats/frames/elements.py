@@ -175,8 +175,16 @@ def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     attributes = [_attributes(text, span) for span in run]
     number = _number(attributes)
     inner = [strip(text, span.inner_start, span.inner_end) for span in run]
-    parts = zip(run, attributes, inner, _contents(text, inner), strict=True)
-    blocks = tuple([_block(text, *each, number=number) for each in parts])
+    if any(attributes) or any(text.startswith("<", start) for start, _ in inner):
+        parts = zip(run, attributes, inner, _contents(text, inner), strict=True)
+        blocks = tuple([_block(text, *each, number=number) for each in parts])
+    else:  # nothing but texts
+        blocks = tuple(
+            [
+                DocumentBlock(span.start, span.end, text[start:end] or None, start, end)
+                for span, (start, end) in zip(run, inner, strict=True)
+            ]
+        )
     end = run[-1].end
     return Candidate(run[0].start, end, name, blocks, behind_closing_tag(text, end))
 

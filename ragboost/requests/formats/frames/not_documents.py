@@ -64,6 +64,10 @@ _RECORD_FIELDS = (
 )
 _WHO = frozenset(("author", "user"))
 _WHEN = frozenset(("date", "time", "timestamp", "ts", "start", "end"))
+# Words of the fields that say when a part of a recording begins and ends: `start_ms`, `endTime`.
+_BEGINS = frozenset(("start", "begin", "from", "onset"))
+_ENDS = frozenset(("end", "stop", "to", "until", "duration"))
+_UNITS = frozenset(("time", "timestamp", "ts", "at", "s", "sec", "secs", "seconds", "ms", "millis"))
 _TITLES = frozenset(("title", "url", "source"))
 # One line with a year, and with what a bibliography says of each work.
 _WORK_CITED = re.compile(
@@ -73,14 +77,18 @@ _WORK_CITED = re.compile(
 )
 _MAX_CITED = 400
 # Work on each element of a list, whose result has its order.
-_WORK = re.compile(
+_ORDER_TO_WORK = (
     r"\b(?:translate|label|classify|categori[sz]e|rank|sort|rate|score|annotate|grade|proofread)"
     r"\s+(?:each|every|all|these|the following)\b"
-    r"|\beach (?:one|line|text|item|string|entry)\b|\bone by one\b|\bline by line\b"
+)
+_WORK = re.compile(
+    _ORDER_TO_WORK
+    + r"|\beach (?:one|line|text|item|string|entry)\b|\bone by one\b|\bline by line\b"
     r"|\brespectively\b"
     r"|\bin (?:this|that|the same|the given|the following) order\b",
     re.IGNORECASE,
 )
+_INSTRUCTED_WORK = re.compile(_ORDER_TO_WORK, re.IGNORECASE)
 _SPEAKERS = (
     *("q", "a", "question", "answer", "input", "output", "user", "assistant", "human", "ai", "bot"),
     *("system", "example", "instruction", "prompt", "response", "问题", "问", "答", "用户", "助手"),
@@ -109,9 +117,18 @@ def is_record(fields: Collection[str]) -> bool:
     names = {name.lower() for name in fields}
     if not names.isdisjoint(_RECORD_FIELDS):
         return True
-    num_times = len(names & _WHEN)
+    num_times = len(names & _WHEN) + 2 * _is_span(fields)
     is_message = num_times > 1 or (num_times == 1 and not names.isdisjoint(_WHO))
     return is_message and names.isdisjoint(_TITLES)
+
+
+def _is_span(fields: Collection[str]) -> bool:
+    """Return True if two fields say when something begins and ends, however they are spelled."""
+    words = [set(_words(name)) for name in fields]
+    return all(
+        any(not kinds.isdisjoint(w) and w <= kinds | _UNITS for w in words)
+        for kinds in (_BEGINS, _ENDS)
+    )
 
 
 def is_bibliography(texts: Iterable[str]) -> bool:
@@ -125,6 +142,13 @@ def is_work(text: str, start: int, end: int) -> bool:
     """Return True if what stands beside a list asks for something for each of its elements."""
     before, behind = text[max(0, start - _MAX_OUTSIDE) : start], text[end : end + _MAX_OUTSIDE]
     return _WORK.search(before) is not None or _WORK.search(behind) is not None
+
+
+def is_work_instructed(instructions: str) -> bool:
+    """Return True if another message tells the model what to do with each element of a list."""
+    if len(instructions) > _MAX_OUTSIDE:
+        instructions = instructions[: _MAX_OUTSIDE // 2] + instructions[-_MAX_OUTSIDE // 2 :]
+    return _INSTRUCTED_WORK.search(instructions) is not None
 
 
 def is_dialogue(text: str) -> bool:

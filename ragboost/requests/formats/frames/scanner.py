@@ -11,6 +11,8 @@ from ragboost.requests.formats.frames.not_documents import is_work
 from ragboost.requests.formats.frames.spans import LineMatch
 from ragboost.requests.formats.groups import TextGroup
 
+WORK = "the text asks for work on each element"
+
 
 class Scan(NamedTuple):
     """The lists of documents in a text, and a list that is left alone."""
@@ -62,8 +64,7 @@ def scan(
 def _checked(text: str, found: Candidate) -> Candidate:
     if not found.blocks or found.frame.startswith("<") or not is_work(text, found.start, found.end):
         return found
-    problem = "the text asks for work on each element"
-    return Candidate(found.start, found.end, found.frame, problem=problem)
+    return Candidate(found.start, found.end, found.frame, problem=WORK)
 
 
 def _candidates(

@@ -56,6 +56,8 @@ LEFT_ALONE = {
     ),
     "dialogue": f"User: {LEASE}\nAssistant: {RENT}\nUser: {PETS}\nAssistant: {NOISE}",
     "transcript": json.dumps([{"speaker": "A", "text": text} for text in LONG]),
+    "recording in ms": json.dumps([{"start_ms": 1, "endTime": 2, "text": t} for t in LONG]),
+    "captions": json.dumps([{"begin": 1, "to": 2, "content": text} for text in LONG]),
     "thread": json.dumps([{"from": "ann", "text": text} for text in LONG]),
     "messages": json.dumps([{"author": "ann", "time": "10:12", "text": text} for text in LONG]),
     "recording": json.dumps([{"start": 1.5, "end": 2.5, "text": text} for text in LONG]),
@@ -94,6 +96,19 @@ def test_short_elements_are_documents_only_if_their_name_says_so() -> None:
     short = [LEASE[:60], RENT[:60], PETS[:60]]
     assert scan(elements("fundstelle")(short)).groups == ()
     assert len(scan(elements("document")(short)).groups) == 1
+
+
+@pytest.mark.parametrize("listed", [json.dumps(LONG), numbered("[{}]")(LONG)])
+def test_instructions_may_ask_for_work_on_each_element(listed: str) -> None:
+    said = {"role": "user", "content": prompt(listed)}
+    for text, is_found in (("Translate each text into French.", False), ("Be polite.", True)):
+        found = find({"messages": [{"role": "system", "content": text}, said]})
+        assert (found is not None) == is_found
+
+
+def test_places_in_a_text_are_not_times() -> None:
+    nodes = [{"start_char_idx": 0, "end_char_idx": 9, "text": text} for text in LONG]
+    assert find({"messages": [{"role": "user", "content": prompt(json.dumps(nodes))}]})
 
 
 def test_what_the_model_said_is_left_alone() -> None:
