@@ -25,6 +25,13 @@ COUNTERS = re.compile(
     r"cached_tokens|prompt_tokens)(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$",
     re.MULTILINE,
 )
+# Where a first token's time goes, by the metrics of the engine and of the proxy: sums and counts.
+TIMES = re.compile(
+    r"^(?:vllm|sglang|ragboost_engine|ragboost)[:_](time_to_first_token|request_queue_time|"
+    r"queue_time|request_prefill_time|overhead|queue_wait)_seconds_(sum|count)(?:\{[^}]*\})? "
+    r"([0-9.e+-]+)$",
+    re.MULTILINE,
+)
 _SETTLE_S = 0.5  # engines update their metrics after a step
 
 
@@ -53,6 +60,7 @@ class Served:
         self._client = client
         self._excluded: list[Counted] = []
         self._start, self._cpu_start_s = Counted(0, 0), 0.0
+        self._times: dict[str, float] = {}  # at the start
 
     @property
     def engine_url(self) -> str:
@@ -68,6 +76,7 @@ class Served:
         self.answers.clear()
         self._excluded.clear()
         self._start, self._cpu_start_s = self.counters(), self._server.cpu_seconds()
+        self._times = self._read_times()
 
     def measure(self, path: str, bodies: Sequence[Body]) -> list[Answer]:
         """Send measured requests concurrently, in this order."""
@@ -97,6 +106,26 @@ class Served:
             return Counted(found.get("prefix_cache_hits", 0.0), found["prefix_cache_queries"])
         return Counted(found.get("cached_tokens", 0.0), found.get("prompt_tokens", 0.0))
 
+    def _read_times(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        pages = {"engine": self._server.get("/metrics"), "proxy": self._client.get("/metrics").text}
+        for where, page in pages.items():
+            for name, kind, value in TIMES.findall(page):
+                key = f"{where} {name} {kind}"
+                found[key] = found.get(key, 0.0) + float(value)
+        return found
+
+    def waterfall_ms(self) -> dict[str, float]:
+        """Return the mean time of each part of a first token, prepared requests included."""
+        now = self._read_times()
+        since = {name: value - self._times.get(name, 0.0) for name, value in now.items()}
+        num = since.get("engine time_to_first_token count") or max(len(self.answers), 1)
+        return {
+            name.removesuffix(" sum"): round(total / num * 1000, 2)
+            for name, total in sorted(since.items())
+            if name.endswith(" sum")
+        }
+
     def summary(self) -> dict[str, Any]:
         """Return the figures over all samples; the hit rate is from the engine's own metrics."""
         counted = self.counters().since(self._start)
@@ -121,6 +150,7 @@ class Served:
             "ttft_p95_ms": round(quantiles[-1], 1),
             "ttft_mean_ms": round(statistics.fmean(ttft), 1),
             "ttft_quartiles_ms": [round(quantiles[i], 1) for i in (4, 9, 14)],
+            "waterfall_ms": self.waterfall_ms(),
             "prompt_tokens": sum(tokens.values()),
             "prefill_tokens": computed,
             "tokens": tokens,
