@@ -21,7 +21,7 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.proxy.hosted.live import MAX_TEAMS, CacheBreak, PrefixWatch
+from ragboost.proxy.hosted.live import MAX_TEAMS, CacheBreak, PrefixWatch, find_break
 from ragboost.proxy.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.hold_out import with_arm
 from ragboost.proxy.observability.log_lines import log_detection
@@ -184,15 +184,17 @@ class BoostPipeline:
 
     async def _cache_break(self, parsed: ParsedRequest, raw: bytes) -> CacheBreak | None:
         """Compare a request with the one before it in its conversation."""
-        comparison = self._watch.observe(parsed, kind=parsed.kind)
-        if comparison is None:
+        pair = self._watch.observe(parsed, kind=parsed.kind)
+        if pair is None:
             return None
         # Rendering takes longer.
-        max_bytes = _COMPARED_BYTES if comparison.template is None else 0
-        found = await run_bytes(comparison.run, comparison.num_bytes, max_bytes=max_bytes)
-        model = parsed.tenant_key.model
-        ratio = self.tenants.tokens_per_byte(model)
-        report = self._watch.report(comparison, found, tokens_per_byte=ratio)
+        template = self._watch.template
+        max_bytes = _COMPARED_BYTES if template is None else 0
+        num_bytes = len(pair.new.raw) + len(pair.before.raw)
+        find = partial(find_break, pair, kind=parsed.kind, template=template)
+        found = await run_bytes(find, num_bytes, max_bytes=max_bytes)
+        ratio = self.tenants.tokens_per_byte(parsed.tenant_key.model)
+        report = CacheBreak.of(found, tokens_per_byte=ratio)
         if report is None:
             return None
         self._metrics.count_cache_break(str(report.cause), lost_tokens=report.lost_tokens)

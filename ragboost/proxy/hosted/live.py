@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.proxy.hosted.causes import MENDS, Cause
 from ragboost.proxy.hosted.comparison import PrefixBreak, compare, rendered_break
-from ragboost.proxy.hosted.conversations import LastPrompts, Predecessor
-from ragboost.proxy.hosted.seen_prompt import SeenPrompt
+from ragboost.proxy.hosted.conversations import LastPrompts, PromptPair
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.body import is_stored
 from ragboost.requests.wires.normal_form import EngineKind
@@ -19,19 +18,6 @@ from ragboost.util.bounded_map import BoundedMap
 
 _MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_TEAMS = 64
-# Between conversations, other differences are those of applications.
-HEAD_CAUSES = frozenset(
-    {
-        Cause.TIME,
-        Cause.RANDOM_ID,
-        Cause.TOOL_ORDER,
-        Cause.KEY_ORDER,
-        Cause.TOOL_LISTS,
-        Cause.ITEM_ORDER,
-        Cause.WHITESPACE,
-        Cause.VOLATILE,
-    }
-)
 
 
 class CacheBreak(NamedTuple):
@@ -42,6 +28,15 @@ class CacheBreak(NamedTuple):
     tokens_in: int  # of the prompt before the difference, estimated
     lost_tokens: int  # behind it, which would have been cached, estimated
     is_proven: bool = True  # its sender knows the conversation, and may read where that differs
+
+    @classmethod
+    def of(cls, found: PrefixBreak | None, *, tokens_per_byte: float) -> "CacheBreak | None":
+        """Return what is said of a difference; None if nothing is lost."""
+        lost = int(found.lost_bytes * tokens_per_byte) if found is not None else 0
+        if found is None or lost <= 0:
+            return None
+        tokens_in = int(found.equal_bytes * tokens_per_byte)
+        return cls(found.cause, found.path, tokens_in, lost, found.is_proven)
 
     @property
     def mend(self) -> str:
@@ -73,33 +68,21 @@ class CacheBreak(NamedTuple):
         return fields
 
 
-class PromptComparison(NamedTuple):
-    """Two requests that are not alike: what differs is found when it is asked for."""
+def find_break(
+    pair: PromptPair, *, kind: EngineKind = "", template: ChatTemplate | None = None
+) -> PrefixBreak | None:
+    """Return the first difference of two requests; may take a few milliseconds, if both are long.
 
-    before: Predecessor
-    new: SeenPrompt
-    kind: EngineKind = ""
-    prompts: LastPrompts | None = None  # which learns what comes of it
-    template: ChatTemplate | None = None  # of the model
-
-    @property
-    def num_bytes(self) -> int:
-        """How much there is to do."""
-        return len(self.new.raw) + len(self.before.prompt.raw)
-
-    def run(self) -> PrefixBreak | None:
-        """Return the first difference; may take a few milliseconds, if both are long."""
-        before, is_continued, is_head_only, _ = self.before
-        if is_continued:
-            return None
-        old, new = before.parts(self.kind), self.new.parts(self.kind)
-        if is_head_only:
-            found = compare(old.head(), new.head())
-            return found and found._replace(is_proven=False)
-        found = compare(old, new)
-        if found is not None and self.template is not None:
-            found = rendered_break(found, old, new, self.template)
-        return found and found._replace(is_proven=self.new.proves_to_continue(before))
+    Args:
+        template: of the model, where it is at hand.
+    """
+    if pair.is_continued:
+        return None
+    old, new = pair.before.parts(kind), pair.new.parts(kind)
+    found = compare(old, new)
+    if found is not None and template is not None:
+        found = rendered_break(found, old, new, template)
+    return found and found._replace(is_proven=pair.new.proves_to_continue(pair.before))
 
 
 class PrefixWatch:
@@ -118,12 +101,12 @@ class PrefixWatch:
         num_teams: int = 1,
         template: ChatTemplate | None = None,
     ) -> None:
-        self._template = template
+        self.template = template
         self._max_size = max_bytes // min(max(num_teams, 1), MAX_TEAMS)
         self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
 
-    def observe(self, request: ParsedRequest, *, kind: EngineKind = "") -> PromptComparison | None:
-        """Add a request; return the comparison with the one before, if they are not alike.
+    def observe(self, request: ParsedRequest, *, kind: EngineKind = "") -> PromptPair | None:
+        """Add a request; return it with the one before, unless it continues that.
 
         `kind` is the backend's.
         """
@@ -135,32 +118,5 @@ class PrefixWatch:
             last = LastPrompts(max_size=self._max_size)
             self._teams.put(team, last)
         name = (request.session or "").partition("/")[2]  # behind what depends on the model
-        # What varies before documents is found by others.
-        has_head = request.found is None
-        pair = last.replace(body, owner=request.owner, name=name, has_head=has_head, kind=kind)
-        if pair is None:
-            return None
-        before, new = pair
-        if before.is_continued:
-            return None
-        return PromptComparison(before, new, kind, last, self._template)
-
-    def report(
-        self,
-        comparison: PromptComparison,
-        found: PrefixBreak | None,
-        *,
-        tokens_per_byte: float,
-    ) -> CacheBreak | None:
-        """Return what is said of a difference; None if nothing is lost."""
-        if (before := comparison.before).is_head_only:
-            found = found if found is not None and found.cause in HEAD_CAUSES else None
-            if comparison.prompts is not None:
-                comparison.prompts.note_compared(before.key, is_fruitless=found is None)
-        if found is None:
-            return None
-        lost = int(found.lost_bytes * tokens_per_byte)
-        if lost <= 0:
-            return None
-        tokens_in = int(found.equal_bytes * tokens_per_byte)
-        return CacheBreak(found.cause, found.path, tokens_in, lost, found.is_proven)
+        pair = last.replace(body, owner=request.owner, name=name, kind=kind)
+        return None if pair is None or pair.is_continued else pair
