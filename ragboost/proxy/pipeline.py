@@ -21,20 +21,20 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.proxy.hosted.live import MAX_TEAMS, CacheBreak, PrefixWatch, find_break
+from ragboost.proxy.asgi.keys import Priorities
+from ragboost.proxy.hosted.comparison import CacheBreak, find_break
+from ragboost.proxy.hosted.conversations import MAX_TEAMS, PrefixWatch
 from ragboost.proxy.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.hold_out import with_arm
 from ragboost.proxy.observability.log_lines import log_detection
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
-from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import NO_SAVINGS, Savings, SentRequest
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
-from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.proxy.upstream.engine_kind import EngineKinds
+from ragboost.proxy.upstream.engines import Engines
 from ragboost.proxy.upstream.mapped_answer import continued_text
 from ragboost.requests.chunk_positions import add_chunks
 from ragboost.requests.formats import LeftAloneError, make_formats
@@ -70,8 +70,7 @@ class BoostPipeline:
         *,
         tenants: Tenants,
         sync: CacheSync,
-        chunk_reuse: ChunkReuseProbe,
-        kinds: EngineKinds,
+        engines: Engines,
         dispatcher: Dispatcher,
         error_bar: ErrorBar,
     ) -> None:
@@ -88,8 +87,7 @@ class BoostPipeline:
         self._settings = settings
         self._metrics, self._error_bar = metrics, error_bar
         self._sync = sync
-        self._chunk_reuse = chunk_reuse
-        self._kinds = kinds
+        self._engines = engines
         self._dispatcher = dispatcher
         # Tries boosting on the side, and nothing is boosted: the documents of a `ragboost` object
         # are rendered in the order given. None: requests are boosted.
@@ -130,7 +128,7 @@ class BoostPipeline:
         Raises:
             RequestError: the `ragboost` object is malformed, or the body of a team with a priority.
         """
-        started, kind = time.perf_counter(), self._kinds.common
+        started, kind = time.perf_counter(), self._engines.kind
         parse = partial(
             self._parse,
             headers=headers,
@@ -147,7 +145,7 @@ class BoostPipeline:
         observed: dict[str, Any] = {}
         if parsed.bypass is not UNREAD:
             if history is None:  # the client sent the conversation
-                observed["cache_break"] = await self._cache_break(parsed, raw)
+                observed["cache_break"] = await self._cache_break(parsed)
             if self._settings.proxy.record is not None:
                 tokens = self.tenants.get(parsed.tenant_key).tokens
                 observed["record"] = describe(parsed, tokens)
@@ -174,7 +172,7 @@ class BoostPipeline:
             body = self._stable.apply(body) if self._stable is not None else body
             parsed = parse(body)
             if GRAPH in parsed.options:
-                readable = self._chunk_reuse.readable(body, has_chunks=has_chunks)
+                readable = self._engines.readable(body, has_chunks=has_chunks)
                 parsed = parsed if readable is body else parse(readable)
         except MalformedBodyError as error:  # the backend reports it
             if _OBJECT in raw:  # which no backend reads: it would answer without the documents
@@ -182,7 +180,7 @@ class BoostPipeline:
             return ParsedRequest.unread(raw, headers, team=team)
         return with_arm(parsed, share=self._share)
 
-    async def _cache_break(self, parsed: ParsedRequest, raw: bytes) -> CacheBreak | None:
+    async def _cache_break(self, parsed: ParsedRequest) -> CacheBreak | None:
         """Compare a request with the one before it in its conversation."""
         pair = self._watch.observe(parsed, kind=parsed.kind)
         if pair is None:
@@ -198,8 +196,6 @@ class BoostPipeline:
         if report is None:
             return None
         self._metrics.count_cache_break(str(report.cause), lost_tokens=report.lost_tokens)
-        if self._stable is not None:
-            report = report._replace(path=self._stable.client_path(report.path, raw))
         return report
 
     def _known(self, parsed: ParsedRequest, history: Conversation | None) -> Conversation | None:
@@ -260,8 +256,8 @@ class BoostPipeline:
         """Rewrite a request under its tenant's lock, and keep what it adds to its conversation."""
         conversation = self._known(request, history)
         backend, planned, ratio = admission.backend.name, admission.planned, None
-        if request.has_stream_options and self._chunk_reuse.is_supported:
-            ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"))
+        if request.has_stream_options and self._engines.is_supported:
+            ratio = self._engines.recompute_ratio(request.options.get("reuse"))
         if self._shadow is not None:
             await self._shadow.run(request, tenant, backend, planned=planned)
 
@@ -348,7 +344,7 @@ class BoostPipeline:
         if is_usage_added:
             options = fields.get("stream_options") or {}
             fields = {**fields, "stream_options": {**options, "include_usage": True}}
-        if request.has_stream_options and self._chunk_reuse.is_supported:
+        if request.has_stream_options and self._engines.is_supported:
             message = request.found.message if request.found is not None else None
             reuse, team = request.options.get("reuse"), request.tenant_key.team
             documents = context.documents if context is not None else ()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     PromptPart,
@@ -20,11 +21,14 @@ from ragboost.proxy.hosted.prompt import (
     moves_system,
 )
 from ragboost.requests.json_body import JsonBody, decode_message
-from ragboost.requests.wires.body import may_have_cache_mark, num_instructions
+from ragboost.requests.parsed_request import ParsedRequest
+from ragboost.requests.wires.body import is_stored, may_have_cache_mark, num_instructions
 from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.requests.wires.registry import ANY, CONTENTS
 from ragboost.util.bounded_map import BoundedMap
 
+MAX_TEAMS = 64
+_MAX_BODY_BYTES = 2 * 1024 * 1024
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
 _MAX_MESSAGES = 2000  # requests with more are left alone
@@ -286,3 +290,40 @@ def _is_alike(old: str, new: str) -> bool:
     same = common_length(a, b)
     same += common_length(a[same:][::-1], b[same:][::-1])
     return 2 * same >= max(min(len(a), len(b)), 1)
+
+
+class PrefixWatch:
+    """The last requests of all users, bounded for each team.
+
+    Args:
+        max_bytes: of all teams.
+        num_teams: that share them.
+        template: of the model, where it is at hand.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = 64 << 20,
+        num_teams: int = 1,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self.template = template
+        self._max_size = max_bytes // min(max(num_teams, 1), MAX_TEAMS)
+        self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
+
+    def observe(self, request: ParsedRequest, *, kind: EngineKind = "") -> PromptPair | None:
+        """Add a request; return it with the one before, unless it continues that.
+
+        `kind` is the backend's.
+        """
+        body, team = request.body, request.tenant_key.team
+        if len(body.raw) > min(_MAX_BODY_BYTES, self._max_size) or is_stored(body.fields):
+            return None
+        last = self._teams.get(team)
+        if last is None:
+            last = LastPrompts(max_size=self._max_size)
+            self._teams.put(team, last)
+        name = (request.session or "").partition("/")[2]  # behind what depends on the model
+        pair = last.replace(body, owner=request.owner, name=name, kind=kind)
+        return None if pair is None or pair.is_continued else pair

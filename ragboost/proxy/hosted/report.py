@@ -10,9 +10,8 @@ from rich.table import Table
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.proxy.hosted.causes import MENDS, Cause
-from ragboost.proxy.hosted.comparison import PrefixBreak
+from ragboost.proxy.hosted.comparison import PrefixBreak, find_break
 from ragboost.proxy.hosted.conversations import LastPrompts
-from ragboost.proxy.hosted.live import find_break
 from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     conversation_name,

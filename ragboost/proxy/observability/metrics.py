@@ -9,8 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ragboost.booster.context import Context
-from ragboost.cache_sync.fidelity import Fidelity
-from ragboost.cache_sync.sync import CacheSync
+from ragboost.cache_sync.sync import CacheSync, Fidelity
 from ragboost.proxy.observability.collectors import (
     NumberCollector,
     Read,

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from ragboost.proxy.hosted.causes import Cause
-from ragboost.proxy.hosted.comparison import PrefixBreak
-from ragboost.proxy.hosted.conversations import LastPrompts
-from ragboost.proxy.hosted.live import CacheBreak, PrefixWatch, find_break
+from ragboost.proxy.hosted.comparison import CacheBreak, PrefixBreak, find_break
+from ragboost.proxy.hosted.conversations import LastPrompts, PrefixWatch
 from ragboost.requests.json_body import JsonBody
 from ragboost.requests.parsed_request import parse_request
 from ragboost.requests.wires.normal_form import EngineKind

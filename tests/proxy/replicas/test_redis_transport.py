@@ -14,8 +14,8 @@ from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.replicas import redis_transport
-from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.messages import (
+    LoadBoard,
     LoadReport,
     MessageHandler,
     ReplicaMessage,

@@ -10,7 +10,7 @@ import pytest
 
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.engine_kind import find_kind
+from ragboost.proxy.upstream.engines import find_kind
 from ragboost.requests.wires.normal_form import EngineKind
 
 
