@@ -161,7 +161,8 @@ class BoostPipeline:
             work = self._boost(parsed, admission, tenant, history, is_read=is_read, **observed)
             # A thread cannot be cancelled: the tenant is locked until it is done, client or not.
             sent = await (asyncio.shield(work) if parsed.is_large else work)
-        self._count(parsed, sent)
+        num_bytes, logged = len(sent.body), self._logged
+        log_detection(parsed.detection, sent.bypass, num_bytes=num_bytes, logged=logged)
         return parsed, sent
 
     def _read(
@@ -192,11 +193,7 @@ class BoostPipeline:
         find = partial(find_break, pair, kind=parsed.kind, template=template)
         found = await run_bytes(find, num_bytes, max_bytes=max_bytes)
         ratio = self.tenants.tokens_per_byte(parsed.tenant_key.model)
-        report = CacheBreak.of(found, tokens_per_byte=ratio)
-        if report is None:
-            return None
-        self._metrics.count_cache_break(str(report.cause), lost_tokens=report.lost_tokens)
-        return report
+        return CacheBreak.of(found, tokens_per_byte=ratio)
 
     def _known(self, parsed: ParsedRequest, history: Conversation | None) -> Conversation | None:
         """Return what is known of the conversation; None if it has none to look for."""
@@ -314,7 +311,7 @@ class BoostPipeline:
         savings = NO_SAVINGS
         if context is not None:
             savings = Savings.of(context, tenant.tokens, order_gain=result.order_gain)
-        self._metrics.count_blank(result.num_blank)
+        self._metrics.documents.labels("blank").inc(result.num_blank)
         return SentRequest(
             body,
             headers,
@@ -376,7 +373,7 @@ class BoostPipeline:
         shared = share_tool_results(fields[name], has_documents=find if refers else lambda _: False)
         if not shared.saved_bytes:
             return fields
-        self._metrics.count_passages(shared.saved_bytes)
+        self._metrics.passage_bytes.inc(shared.saved_bytes)
         return {**fields, name: shared.messages}
 
     def _lacks_usage(self, parsed: ParsedRequest) -> bool:
@@ -384,13 +381,3 @@ class BoostPipeline:
         options = fields.get("stream_options") or {}
         is_asked = not isinstance(options, dict) or bool(options.get("include_usage"))
         return self._settings.proxy.stream_usage and fields.get("stream") is True and not is_asked
-
-    def _count(self, parsed: ParsedRequest, sent: SentRequest) -> None:
-        self._metrics.observe_overhead("boost", seconds=sent.seconds)
-        self._metrics.count_detection(parsed.detection)
-        if sent.bypass is not None:
-            self._metrics.count_bypass(sent.bypass.reason)
-        elif sent.context is not None:
-            self._metrics.count_context(sent.context)
-        num_bytes = len(sent.body)
-        log_detection(parsed.detection, sent.bypass, num_bytes=num_bytes, logged=self._logged)

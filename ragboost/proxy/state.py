@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from prometheus_client.core import CounterMetricFamily
-
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
@@ -80,13 +78,15 @@ class ProxyState:
         settings, is_shadow = self.settings, self.settings.proxy.shadow
         if not store_class(settings.session).connects_replicas:
             return None
-        followers = {} if is_shadow else self.sync.followers  # else prompts were not sent
-        handler = MessageHandler(self.backends.all, followers, self.board)
-        self.backends.inform(handler)
-        if not is_shadow:
+        board = self.board
+        if is_shadow:  # prompts were not sent
+            handler = MessageHandler(self.backends.all, {}, board)
+        else:
             text = "Prompts of other replicas that this process's indexes have taken over."
-            name = "ragboost_replica_prompts_learned"
-            self.metrics.watch(CounterMetricFamily, name, text, lambda: handler.learned)
+            learned = self.metrics.counter("ragboost_replica_prompts_learned_total", text)
+            followers, inc = self.sync.followers, learned.inc
+            handler = MessageHandler(self.backends.all, followers, board, on_learned=inc)
+        self.backends.inform(handler)
         return RedisTransport(settings.session, handler)
 
     @asynccontextmanager

@@ -194,8 +194,10 @@ class MessageHandler:
         backends: Sequence[Backend],
         followers: Mapping[str, CacheFollower],
         board: LoadBoard,
+        *,
+        on_learned: Callable[[], object] = lambda: None,
     ) -> None:
-        self.learned = 0  # prompts
+        self._on_learned = on_learned  # called for each prompt
         self._all_followers = followers
         self._followers: dict[str, CacheFollower] = {}  # by key of the backend
         self._watchers: list[Callable[[SentPrompt], None]] = []
@@ -253,7 +255,7 @@ class MessageHandler:
                 for prompt in prompts:
                     if (follower := self._followers.get(prompt.backend)) is not None:
                         await follower.learn(prompt.request_id, prompt.layout)
-                        self.learned += 1
+                        self._on_learned()
                 await asyncio.sleep(0)
 
 
