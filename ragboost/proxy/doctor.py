@@ -173,7 +173,7 @@ class _Examination:
             self._add("engine", "advice", found, fix=fix)
             await self._proxy_metrics()
             return reuse
-        kind = await find_kind(self._backend)  # None: it is slow, and its models say enough
+        kind = await find_kind(self._ask)  # None: it is slow, and its models say enough
         if kind is not None and self._engine != "ragboost":
             self._engine = kind
         if self._engine == "hosted":
@@ -346,15 +346,18 @@ class _Examination:
         }
         return await self._call("/v1/chat/completions", body, headers=headers)
 
+    async def _ask(
+        self, path: str, body: bytes | None = None, *, headers: RawHeaders = ()
+    ) -> tuple[int, bytes]:
+        return await self._backend.ask(path, body=body, headers=headers, timeout_s=_TIMEOUT_S)
+
     async def _call(
         self, path: str, body: Any = None, *, headers: RawHeaders = ()
     ) -> tuple[int, Any]:
         """Return status and body, decoded if it is JSON; 0 and the reason without a response."""
         raw = None if body is None else json.dumps(body).encode()
         try:
-            status, data = await self._backend.ask(
-                path, body=raw, headers=headers, timeout_s=_TIMEOUT_S
-            )
+            status, data = await self._ask(path, raw, headers=headers)
         except BackendTimeoutError:
             return 0, f"no answer within {_TIMEOUT_S:g} s"
         except BackendError as error:

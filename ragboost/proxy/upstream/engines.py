@@ -5,7 +5,7 @@ several backends all of them must reuse chunks, since a request may move from on
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,9 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.requests.graph_documents import graph_as_documents
 from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.util.jsonl import json_value
+
+Ask = Callable[[str], Awaitable[tuple[int, bytes]]]
+"""Sends a GET and returns status and body."""
 
 _RETRY_S = 2.0
 _RECHECK_S = 30.0
@@ -149,7 +152,7 @@ class Engines:
             if self._configured is None and report.is_possible:
                 self._report = report
             self._update()
-            kind = await find_kind(backend)
+            kind = await find_kind(backend.ask)
             if kind is not None:  # an engine that is down comes back as what it was
                 self._kinds[backend.name] = kind
             self._update()
@@ -179,24 +182,22 @@ def owner_of(models: Any) -> str:
     return str(first.get("owned_by") or "") if isinstance(first, dict) else ""
 
 
-async def find_kind(backend: Backend) -> EngineKind | None:
+async def find_kind(ask: Ask) -> EngineKind | None:
     """Return the kind of a backend; None if it does not answer."""
-    models = await backend.fetch("/v1/models")
-    owner = owner_of(json_value(models or b""))
-    if models is None:
-        return None
-    if owner == "vllm":
-        return "vllm"
-    if owner == "sglang":
-        return "sglang"
-    # Models may need a key that only clients have; the metrics of engines need none.
-    metrics = await backend.fetch("/metrics") or b""
-    if b"\nvllm:" in metrics:
-        return "vllm"
-    if b"\nsglang:" in metrics:
-        return "sglang"
     try:
-        status, _ = await backend.ask("/health")
+        status, models = await ask("/v1/models")
+        owner = owner_of(json_value(models)) if status == 200 else ""
+        if owner == "vllm":
+            return "vllm"
+        if owner == "sglang":
+            return "sglang"
+        # Models may need a key that only clients have; the metrics of engines need none.
+        has_metrics, metrics = await ask("/metrics")
+        if has_metrics == 200 and b"\nvllm:" in metrics:
+            return "vllm"
+        if has_metrics == 200 and b"\nsglang:" in metrics:
+            return "sglang"
+        status, _ = await ask("/health")
     except BackendError:
         return None
-    return "" if metrics or status == 200 else "hosted"
+    return "" if has_metrics == 200 or status == 200 else "hosted"
