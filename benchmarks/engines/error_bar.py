@@ -115,7 +115,7 @@ def measure(args: argparse.Namespace, engine_url: str) -> dict[str, Any]:
     bodies = make_bodies(args.requests, max_tokens=args.max_tokens)
     app = create_app(settings)
     with serve_in_thread(app) as url:
-        eventually(lambda: app.state.chunk_reuse.is_supported)
+        eventually(lambda: app.state.engines.is_supported)
         run, begin = Run(url, app.state.error_bar), time.perf_counter()
         answers = [run.ask(body) for body in bodies]
         seconds, quality, metrics = time.perf_counter() - begin, run.quality(), run.metrics()

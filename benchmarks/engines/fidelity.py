@@ -35,8 +35,8 @@ from typing import Any, Literal, NamedTuple
 import httpx
 
 from benchmarks.command import make_parser
-from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.sync import FidelityTracker
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.proxy.serving import serve_in_thread

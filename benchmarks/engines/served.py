@@ -233,7 +233,7 @@ def proxied(
         end = time.monotonic() + 30
         followers = app.state.cache_sync.followers.values()
         while not all(follower.is_exact for follower in followers) or (
-            reuses and not app.state.chunk_reuse.is_supported
+            reuses and not app.state.engines.is_supported
         ):
             if time.monotonic() > end:
                 raise RuntimeError("the proxy does not follow the engine after 30 s")

@@ -1,24 +1,27 @@
 """Subscribe to KV event streams over ZeroMQ, in a background thread.
 
-Knows sockets, reconnects, replays, and when to leave a publisher that sends rubbish.
+Knows sockets, reconnects, replays, and when to leave a publisher that sends rubbish; sees if the
+events of a request arrive.
 """
 
+import asyncio
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ragboost.cache_events import MAX_BATCH_BYTES, EventBatch
+from ragboost.cache_events import MAX_BATCH_BYTES, BlockStored, EventBatch
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.errors import ConfigError
+from ragboost.requests.headers import new_request_id
 
 _END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 100
@@ -328,3 +331,51 @@ class _Link:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+
+
+_POLL_S = 0.02
+_REQUESTS = 3  # a publisher drops what it sends before it has noticed its subscriber
+
+
+class EventArrival(NamedTuple):
+    is_connected: bool  # a publisher was found
+    has_stored: bool = False  # blocks were stored after the request
+    has_id: bool = False  # and their event has the request's id
+
+
+async def probe_events(
+    sources: Sequence[EventSource], send: Callable[[str], Awaitable[None]], *, timeout_s: float
+) -> EventArrival:
+    """Subscribe to an engine's sources, send a request, and wait for its event.
+
+    `send` sends a new prompt of at least a block with this session id, and awaits the response.
+    """
+    stored: set[str | None] = set()  # session ids, added by the subscriber's thread
+
+    def on_batch(batch: EventBatch) -> None:
+        events = (event for event in batch.events if isinstance(event, BlockStored))
+        stored.update(event.session_id for event in events)
+
+    with Subscriber(sources, on_batch=on_batch) as subscriber:
+        streams = subscriber.streams.values()
+        if not await _met(lambda: any(stream.is_connected for stream in streams), timeout_s):
+            return EventArrival(is_connected=False)
+        for _ in range(_REQUESTS):
+            request_id = new_request_id()
+            stored.clear()
+            await send(request_id)
+            if await _met(lambda name=request_id: name in stored, timeout_s):  # type: ignore[misc]
+                return EventArrival(is_connected=True, has_stored=True, has_id=True)
+            if stored:
+                break
+        return EventArrival(is_connected=True, has_stored=bool(stored))
+
+
+async def _met(condition: Callable[[], bool], timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 - streams set no asyncio.Event
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return False
+    return True

@@ -94,7 +94,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
             Exception: on_internal_error,
         },
     )
-    app.state.cache_sync, app.state.chunk_reuse = state.sync, state.chunk_reuse
+    app.state.cache_sync, app.state.engines = state.sync, state.engines
     app.state.error_bar = state.error_bar
     app.state.metrics, app.state.bodies = state.metrics, state.bodies
     paths = ForwardedPaths(state.settings.proxy.forwarded_paths)

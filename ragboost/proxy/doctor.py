@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ragboost.cache_sync.discovery import EventSource, configured_source, discover
+from ragboost.cache_sync.subscriber import probe_events
 from ragboost.cache_sync.tracked_request import SESSION_FIELD, SESSION_HEADER
 from ragboost.config import Settings
 from ragboost.errors import BackendError, BackendTimeoutError, ConfigError
-from ragboost.proxy.event_probe import probe_events
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL, explain_refusal
-from ragboost.proxy.upstream.engine_kind import owner_of
+from ragboost.proxy.upstream.engines import PROXY_REFUSAL, explain_refusal, find_kind, owner_of
 from ragboost.requests.headers import RawHeaders, printable
 
 _TIMEOUT_S = 60.0
@@ -150,8 +149,7 @@ class _Examination:
         models = answer.get("data") if isinstance(answer, dict) else None
         if status == 200 and isinstance(models, list) and models:
             self._model = str(models[0].get("id", ""))
-            owner = owner_of(answer)
-            self._engine = owner if owner in ("vllm", "sglang", "ragboost") else ""
+            self._engine = owner_of(answer)
             self._add("reachable", "ok", f"{self._backend.url} serves {self._model}")
             return True
         if status in (401, 403):
@@ -175,12 +173,14 @@ class _Examination:
             self._add("engine", "advice", found, fix=fix)
             await self._proxy_metrics()
             return reuse
-        answers = {path: await self._call(path) for path in ("/health", "/metrics", "/server_info")}
-        if not self._engine and all(status != 200 for status, _ in answers.values()):
+        kind = await find_kind(self._ask)  # None: it is slow, and its models say enough
+        if kind is not None and self._engine != "ragboost":
+            self._engine = kind
+        if self._engine == "hosted":
             self._is_hosted = True
             found = "no routes of an engine: a hosted API, whose cache is modelled from usage"
             self._add("engine", "ok", found)
-        metrics, info = answers["/metrics"][1], answers["/server_info"][1]
+        (_, metrics), (_, info) = await self._call("/metrics"), await self._call("/server_info")
         if isinstance(metrics, str) and (config := _CACHE_CONFIG.search(metrics)):
             units: dict[str, str] = dict(_MATCH_UNITS.findall(config[1]))
             self._block_size = int(units.get("prefix_match_unit") or units.get("block_size") or 0)
@@ -346,15 +346,18 @@ class _Examination:
         }
         return await self._call("/v1/chat/completions", body, headers=headers)
 
+    async def _ask(
+        self, path: str, body: bytes | None = None, *, headers: RawHeaders = ()
+    ) -> tuple[int, bytes]:
+        return await self._backend.ask(path, body=body, headers=headers, timeout_s=_TIMEOUT_S)
+
     async def _call(
         self, path: str, body: Any = None, *, headers: RawHeaders = ()
     ) -> tuple[int, Any]:
         """Return status and body, decoded if it is JSON; 0 and the reason without a response."""
         raw = None if body is None else json.dumps(body).encode()
         try:
-            status, data = await self._backend.ask(
-                path, body=raw, headers=headers, timeout_s=_TIMEOUT_S
-            )
+            status, data = await self._ask(path, raw, headers=headers)
         except BackendTimeoutError:
             return 0, f"no answer within {_TIMEOUT_S:g} s"
         except BackendError as error:

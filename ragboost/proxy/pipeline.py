@@ -21,20 +21,20 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.proxy.hosted.live import MAX_TEAMS, CacheBreak, PrefixWatch
+from ragboost.proxy.asgi.keys import Priorities
+from ragboost.proxy.hosted.comparison import CacheBreak, find_break
+from ragboost.proxy.hosted.conversations import MAX_TEAMS, PrefixWatch
 from ragboost.proxy.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.hold_out import with_arm
 from ragboost.proxy.observability.log_lines import log_detection
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
-from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import NO_SAVINGS, Savings, SentRequest
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
-from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.proxy.upstream.engine_kind import EngineKinds
+from ragboost.proxy.upstream.engines import Engines
 from ragboost.proxy.upstream.mapped_answer import continued_text
 from ragboost.requests.chunk_positions import add_chunks
 from ragboost.requests.formats import LeftAloneError, make_formats
@@ -70,8 +70,7 @@ class BoostPipeline:
         *,
         tenants: Tenants,
         sync: CacheSync,
-        chunk_reuse: ChunkReuseProbe,
-        kinds: EngineKinds,
+        engines: Engines,
         dispatcher: Dispatcher,
         error_bar: ErrorBar,
     ) -> None:
@@ -88,8 +87,7 @@ class BoostPipeline:
         self._settings = settings
         self._metrics, self._error_bar = metrics, error_bar
         self._sync = sync
-        self._chunk_reuse = chunk_reuse
-        self._kinds = kinds
+        self._engines = engines
         self._dispatcher = dispatcher
         # Tries boosting on the side, and nothing is boosted: the documents of a `ragboost` object
         # are rendered in the order given. None: requests are boosted.
@@ -130,7 +128,7 @@ class BoostPipeline:
         Raises:
             RequestError: the `ragboost` object is malformed, or the body of a team with a priority.
         """
-        started, kind = time.perf_counter(), self._kinds.common
+        started, kind = time.perf_counter(), self._engines.kind
         parse = partial(
             self._parse,
             headers=headers,
@@ -147,7 +145,7 @@ class BoostPipeline:
         observed: dict[str, Any] = {}
         if parsed.bypass is not UNREAD:
             if history is None:  # the client sent the conversation
-                observed["cache_break"] = await self._cache_break(parsed, raw)
+                observed["cache_break"] = await self._cache_break(parsed)
             if self._settings.proxy.record is not None:
                 tokens = self.tenants.get(parsed.tenant_key).tokens
                 observed["record"] = describe(parsed, tokens)
@@ -163,7 +161,8 @@ class BoostPipeline:
             work = self._boost(parsed, admission, tenant, history, is_read=is_read, **observed)
             # A thread cannot be cancelled: the tenant is locked until it is done, client or not.
             sent = await (asyncio.shield(work) if parsed.is_large else work)
-        self._count(parsed, sent)
+        num_bytes, logged = len(sent.body), self._logged
+        log_detection(parsed.detection, sent.bypass, num_bytes=num_bytes, logged=logged)
         return parsed, sent
 
     def _read(
@@ -174,7 +173,7 @@ class BoostPipeline:
             body = self._stable.apply(body) if self._stable is not None else body
             parsed = parse(body)
             if GRAPH in parsed.options:
-                readable = self._chunk_reuse.readable(body, has_chunks=has_chunks)
+                readable = self._engines.readable(body, has_chunks=has_chunks)
                 parsed = parsed if readable is body else parse(readable)
         except MalformedBodyError as error:  # the backend reports it
             if _OBJECT in raw:  # which no backend reads: it would answer without the documents
@@ -182,23 +181,19 @@ class BoostPipeline:
             return ParsedRequest.unread(raw, headers, team=team)
         return with_arm(parsed, share=self._share)
 
-    async def _cache_break(self, parsed: ParsedRequest, raw: bytes) -> CacheBreak | None:
+    async def _cache_break(self, parsed: ParsedRequest) -> CacheBreak | None:
         """Compare a request with the one before it in its conversation."""
-        comparison = self._watch.observe(parsed, kind=parsed.kind)
-        if comparison is None:
+        pair = self._watch.observe(parsed, kind=parsed.kind)
+        if pair is None:
             return None
         # Rendering takes longer.
-        max_bytes = _COMPARED_BYTES if comparison.template is None else 0
-        found = await run_bytes(comparison.run, comparison.num_bytes, max_bytes=max_bytes)
-        model = parsed.tenant_key.model
-        ratio = self.tenants.tokens_per_byte(model)
-        report = self._watch.report(comparison, found, tokens_per_byte=ratio)
-        if report is None:
-            return None
-        self._metrics.count_cache_break(str(report.cause), lost_tokens=report.lost_tokens)
-        if self._stable is not None:
-            report = report._replace(path=self._stable.client_path(report.path, raw))
-        return report
+        template = self._watch.template
+        max_bytes = _COMPARED_BYTES if template is None else 0
+        num_bytes = len(pair.new.raw) + len(pair.before.raw)
+        find = partial(find_break, pair, kind=parsed.kind, template=template)
+        found = await run_bytes(find, num_bytes, max_bytes=max_bytes)
+        ratio = self.tenants.tokens_per_byte(parsed.tenant_key.model)
+        return CacheBreak.of(found, tokens_per_byte=ratio)
 
     def _known(self, parsed: ParsedRequest, history: Conversation | None) -> Conversation | None:
         """Return what is known of the conversation; None if it has none to look for."""
@@ -258,8 +253,8 @@ class BoostPipeline:
         """Rewrite a request under its tenant's lock, and keep what it adds to its conversation."""
         conversation = self._known(request, history)
         backend, planned, ratio = admission.backend.name, admission.planned, None
-        if request.has_stream_options and self._chunk_reuse.is_supported:
-            ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"))
+        if request.has_stream_options and self._engines.is_supported:
+            ratio = self._engines.recompute_ratio(request.options.get("reuse"))
         if self._shadow is not None:
             await self._shadow.run(request, tenant, backend, planned=planned)
 
@@ -316,7 +311,7 @@ class BoostPipeline:
         savings = NO_SAVINGS
         if context is not None:
             savings = Savings.of(context, tenant.tokens, order_gain=result.order_gain)
-        self._metrics.count_blank(result.num_blank)
+        self._metrics.documents.labels("blank").inc(result.num_blank)
         return SentRequest(
             body,
             headers,
@@ -346,7 +341,7 @@ class BoostPipeline:
         if is_usage_added:
             options = fields.get("stream_options") or {}
             fields = {**fields, "stream_options": {**options, "include_usage": True}}
-        if request.has_stream_options and self._chunk_reuse.is_supported:
+        if request.has_stream_options and self._engines.is_supported:
             message = request.found.message if request.found is not None else None
             reuse, team = request.options.get("reuse"), request.tenant_key.team
             documents = context.documents if context is not None else ()
@@ -378,7 +373,7 @@ class BoostPipeline:
         shared = share_tool_results(fields[name], has_documents=find if refers else lambda _: False)
         if not shared.saved_bytes:
             return fields
-        self._metrics.count_passages(shared.saved_bytes)
+        self._metrics.passage_bytes.inc(shared.saved_bytes)
         return {**fields, name: shared.messages}
 
     def _lacks_usage(self, parsed: ParsedRequest) -> bool:
@@ -386,13 +381,3 @@ class BoostPipeline:
         options = fields.get("stream_options") or {}
         is_asked = not isinstance(options, dict) or bool(options.get("include_usage"))
         return self._settings.proxy.stream_usage and fields.get("stream") is True and not is_asked
-
-    def _count(self, parsed: ParsedRequest, sent: SentRequest) -> None:
-        self._metrics.observe_overhead("boost", seconds=sent.seconds)
-        self._metrics.count_detection(parsed.detection)
-        if sent.bypass is not None:
-            self._metrics.count_bypass(sent.bypass.reason)
-        elif sent.context is not None:
-            self._metrics.count_context(sent.context)
-        num_bytes = len(sent.body)
-        log_detection(parsed.detection, sent.bypass, num_bytes=num_bytes, logged=self._logged)

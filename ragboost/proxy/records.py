@@ -12,7 +12,7 @@ import msgspec
 from ragboost.booster.context import Context
 from ragboost.booster.tokens import TokenCounter, num_bytes
 from ragboost.cache_sync.tracked_request import TrackedRequest
-from ragboost.proxy.hosted.live import CacheBreak
+from ragboost.proxy.hosted.comparison import CacheBreak
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.mapped_answer import AnswerMapper
 from ragboost.requests.formats import Detection

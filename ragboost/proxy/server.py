@@ -18,13 +18,11 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
-from ragboost.proxy.serving import bind
-from ragboost.proxy.serving.guarded_protocol import guarded_protocol
+from ragboost.proxy.serving.server import BACKLOG, bind, make_config
 from ragboost.proxy.sessions import make_store, store_class
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 4096
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -93,7 +91,7 @@ def _log_address(settings: Settings, listener: socket.socket) -> None:
 def listen(settings: ProxySettings) -> socket.socket:
     """Listen on the configured address; port 0 picks a free one."""
     listener = bind(settings.host, settings.port)
-    listener.listen(_BACKLOG)
+    listener.listen(BACKLOG)
     return listener
 
 
@@ -109,23 +107,7 @@ def make_server(app: ASGIApp, settings: ProxySettings) -> uvicorn.Server:
 
     It then stops listening, lets running requests finish within `drain_s`, and closes the app.
     """
-    config = uvicorn.Config(
-        app,
-        loop="uvloop",
-        http=guarded_protocol(settings),
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=settings.drain_s,
-        backlog=_BACKLOG,
-    )
-    return _Server(config)
+    return _Server(make_config(app, settings))
 
 
 class _Server(uvicorn.Server):

@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from prometheus_client.core import CounterMetricFamily
-
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
@@ -19,15 +17,13 @@ from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import Observer
-from ragboost.proxy.replicas.load_board import LoadBoard
-from ragboost.proxy.replicas.messages import MessageHandler
+from ragboost.proxy.replicas.messages import LoadBoard, MessageHandler
 from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.sessions import make_store, store_class
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.proxy.upstream.engine_kind import EngineKinds
+from ragboost.proxy.upstream.engines import Engines
 from ragboost.proxy.watched_file import Refresher
 
 
@@ -41,23 +37,21 @@ class ProxyState:
         # Follows the backends' prefix caches.
         self.sync = CacheSync(settings, engines=self.backends.all, tenants=tenants)
         metrics.watch_streams(self.sync)
-        # Find out if the backends reuse chunks, and what they are.
-        self.chunk_reuse = ChunkReuseProbe(settings.backend, self.backends.all)
-        self.kinds = EngineKinds(self.backends.all)
-        self.error_bar = ErrorBar(settings.reuse, self.chunk_reuse, metrics)
+        # Find out what the backends are, and if they reuse chunks.
+        self.engines = Engines(settings.backend, self.backends.all)
+        self.error_bar = ErrorBar(settings.reuse, self.engines, metrics)
         self.dispatcher = Dispatcher(settings, backends=self.backends, tenants=tenants)
         # The load that other processes put on the backends.
         self.board = LoadBoard(self.backends.all, on_change=self.dispatcher.update)
         # Before the handlers, which need the followers.
-        self.backends.inform(self.sync, self.chunk_reuse, self.kinds, self.board)
+        self.backends.inform(self.sync, self.engines, self.board)
         self.replicas = self._connect_replicas()
         self.boosting = BoostPipeline(
             settings,
             metrics,
             tenants=tenants,
             sync=self.sync,
-            chunk_reuse=self.chunk_reuse,
-            kinds=self.kinds,
+            engines=self.engines,
             dispatcher=self.dispatcher,
             error_bar=self.error_bar,
         )
@@ -84,13 +78,15 @@ class ProxyState:
         settings, is_shadow = self.settings, self.settings.proxy.shadow
         if not store_class(settings.session).connects_replicas:
             return None
-        followers = {} if is_shadow else self.sync.followers  # else prompts were not sent
-        handler = MessageHandler(self.backends.all, followers, self.board)
-        self.backends.inform(handler)
-        if not is_shadow:
+        board = self.board
+        if is_shadow:  # prompts were not sent
+            handler = MessageHandler(self.backends.all, {}, board)
+        else:
             text = "Prompts of other replicas that this process's indexes have taken over."
-            name = "ragboost_replica_prompts_learned"
-            self.metrics.watch(CounterMetricFamily, name, text, lambda: handler.learned)
+            learned = self.metrics.counter("ragboost_replica_prompts_learned_total", text)
+            followers, inc = self.sync.followers, learned.inc
+            handler = MessageHandler(self.backends.all, followers, board, on_learned=inc)
+        self.backends.inform(handler)
         return RedisTransport(settings.session, handler)
 
     @asynccontextmanager
@@ -102,8 +98,7 @@ class ProxyState:
         await self.backends.open()
         try:
             await self.sync.open()
-            await self.chunk_reuse.open()
-            await self.kinds.open()
+            await self.engines.open()
             async with AsyncExitStack() as stack:
                 for part in (self.refresher, self.board, self.replicas, self.error_bar):
                     if part is not None:
@@ -114,8 +109,7 @@ class ProxyState:
             await self.turns.drain()
             await self.store.close()
             self.dispatcher.close()
-            await self.kinds.close()
-            await self.chunk_reuse.close()
+            await self.engines.close()
             await self.sync.close()
             await self.backends.close()
             if self.log is not None:

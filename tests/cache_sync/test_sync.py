@@ -15,8 +15,8 @@ import pytest
 
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.booster.tokens import TokenCounter
-from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.sync import FidelityTracker
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode
 from ragboost.types import Document
 from tests.eventually import eventually

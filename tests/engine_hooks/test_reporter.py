@@ -12,6 +12,7 @@ from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.engine_hooks.reporter import STREAM_VARIABLE, URL_VARIABLE, Reporter, make_reporter
 from ragboost.engine_hooks.reports import REPORT_PATH
+from tests.cache_sync.token_streams import mirror_of, token_mirrors  # noqa: F401
 from tests.cache_sync.toy import ToyCache
 from tests.eventually import eventually
 
@@ -79,7 +80,7 @@ class Engine:
 
     def is_equal(self, stream: EventStream) -> bool:
         try:
-            return stream.mirror.copies() == Counter(self.cache.blocks.values())
+            return mirror_of(stream).copies() == Counter(self.cache.blocks.values())
         except RuntimeError:  # a report is being applied
             return False
 
@@ -109,7 +110,7 @@ def settled(proxy: Proxy, engine: Engine) -> EventStream:
     eventually(lambda: "toy/0" in proxy.receiver.streams)
     stream = proxy.receiver.streams["toy/0"]
     eventually(lambda: stream.state is StreamState.EXACT and engine.is_equal(stream))
-    stream.mirror.check_integrity()
+    mirror_of(stream).check_integrity()
     return stream
 
 

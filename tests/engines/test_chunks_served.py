@@ -248,7 +248,7 @@ def test_what_precompute_stores_is_reused_by_the_first_request_through_the_proxy
     settings = Settings(backend={"url": server.url})
     app = create_app(settings)
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:
-        eventually(lambda: app.state.chunk_reuse.is_supported)
+        eventually(lambda: app.state.engines.is_supported)
         body = {"model": "tiny", "max_tokens": 1, "messages": [message], "ragboost": given}
         body["cache_salt"] = "ahead"
         usage = client.post("/v1/chat/completions", json=body).json()["usage"]
@@ -336,7 +336,7 @@ def test_the_proxy_reuses_chunks_and_its_index_follows_exact_blocks_only(
     dice = random.Random(5)
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         eventually(lambda: bool(follower.is_exact))
-        eventually(lambda: app.state.chunk_reuse.is_supported)
+        eventually(lambda: app.state.engines.is_supported)
         for _ in range(12):
             documents = [{"id": n, "text": PASSAGES[n]} for n in dice.sample(range(6), 4)]
             body = {

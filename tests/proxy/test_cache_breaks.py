@@ -45,7 +45,7 @@ def test_the_cause_is_in_header_receipt_metric_and_dashboard_unless_it_is_mended
     assert [entry["cache_break"] for entry in data["recent"]] == [said, None]
 
 
-def test_the_place_is_the_clients_where_the_proxy_sorts_the_tools(engine: FakeEngine) -> None:
+def test_the_place_is_that_in_the_body_that_is_sent(engine: FakeEngine) -> None:
     def changed(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         tools[0]["function"]["description"] = "Something else."
         return tools
@@ -55,7 +55,7 @@ def test_the_place_is_the_clients_where_the_proxy_sorts_the_tools(engine: FakeEn
         answer = httpx.post(proxy.url + CHAT, json=with_tools(request(turns=3), changed))
 
     said = answer.headers["x-ragboost-cache-break"]
-    assert said.startswith("diverged at tools[0], ")
+    assert said.startswith("diverged at tools[1], ")
 
 
 def test_requests_are_forwarded_byte_by_byte_and_the_backend_is_told_nothing(

@@ -15,7 +15,7 @@ from aiohttp import web
 from ragboost.config import BackendSettings, Settings
 from ragboost.proxy.doctor import examine
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.chunk_reuse import explain_refusal
+from ragboost.proxy.upstream.engines import explain_refusal
 from tests.fakes import FakeEngine
 from tests.fakes.events import EventPublisher
 from tests.fakes.proxy import ProxyServer

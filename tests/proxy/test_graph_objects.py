@@ -42,7 +42,7 @@ def sent_for(graph: Any, chunk_reuse: dict[str, Any] | None = None, **ours: Any)
         ProxyServer(proxy_settings(engine.url)) as proxy,
     ):
         if chunk_reuse is not None:
-            eventually(lambda: proxy.app.state.chunk_reuse.is_supported)
+            eventually(lambda: proxy.app.state.engines.is_supported)
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body_with(graph, **ours))
         if answer.status_code == 400:
             return answer.json()["error"]
@@ -66,7 +66,7 @@ def test_the_graph_is_sent_on_as_it_came(ours: dict[str, Any]) -> None:
         FakeEngine(chunk_reuse={"is_possible": True, "graphs": True}) as engine,
         ProxyServer(proxy_settings(engine.url)) as proxy,
     ):
-        eventually(lambda: proxy.app.state.chunk_reuse.reads_graphs)
+        eventually(lambda: proxy.app.state.engines.reads_graphs)
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         sent = engine.completions[-1].json
@@ -80,7 +80,7 @@ def test_whether_graphs_are_read_is_asked_although_chunk_reuse_is_configured() -
         FakeEngine(chunk_reuse={"is_possible": True, "ratio": 0.15, "graphs": True}) as engine,
         ProxyServer(proxy_settings(engine.url, backend={"reuse_chunks": False})) as proxy,
     ):
-        probe = proxy.app.state.chunk_reuse
+        probe = proxy.app.state.engines
         eventually(lambda: probe.reads_graphs)
 
     assert not probe.is_supported

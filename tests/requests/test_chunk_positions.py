@@ -40,7 +40,7 @@ def in_front(engine_url: str) -> Iterator[ProxyServer]:
 
 
 def wait_until_told(proxy: ProxyServer) -> None:
-    eventually(lambda: proxy.app.state.chunk_reuse.is_supported)
+    eventually(lambda: proxy.app.state.engines.is_supported)
 
 
 def body_of(order: list[int], **ragboost: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_a_backend_that_is_not_ours_never_sees_the_field(
     proxy = start_proxy()
     for _ in range(2):
         httpx.post(f"{proxy.url}/v1/chat/completions", json=SHAPES[shape])
-    assert not proxy.app.state.chunk_reuse.is_supported
+    assert not proxy.app.state.engines.is_supported
     assert len(engine.completions) == 2
     assert not [sent for sent in engine.completions if "ragboost" in sent.json]
 
@@ -183,7 +183,7 @@ def test_nobody_is_supported_while_one_of_several_backends_is_not_ours(
         eventually(lambda: "/chunk_reuse" in engine.probes)
         for _ in range(2):
             assert "ragboost" not in post(proxy, body_of([0, 1], reuse=APPROX))
-        assert not proxy.app.state.chunk_reuse.is_supported
+        assert not proxy.app.state.engines.is_supported
 
 
 def test_a_proxy_in_front_of_a_proxy_leaves_the_field_to_it(in_front: ProxyServer) -> None:
@@ -192,7 +192,7 @@ def test_a_proxy_in_front_of_a_proxy_leaves_the_field_to_it(in_front: ProxyServe
 
         answer = httpx.post(f"{outer.url}/v1/chat/completions", json=body_of([0, 1]))
 
-        assert not outer.app.state.chunk_reuse.is_supported
+        assert not outer.app.state.engines.is_supported
     assert answer.status_code == 200
 
 

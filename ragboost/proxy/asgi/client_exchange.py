@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -129,10 +128,6 @@ class ClientExchange:
     def shown_path(self) -> str:
         """Path for logs: printable, without the ids of conversations."""
         return printable(_CONVERSATION.sub(r"\1*", self._path))
-
-    @property
-    def query(self) -> QueryParams:
-        return QueryParams(self.scope["query_string"])
 
     async def send_error(self, status: int, message: str, **fields: Any) -> None:
         """Send an error of the proxy's own; `fields` are those of `error_response`."""

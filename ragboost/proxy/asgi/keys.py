@@ -1,9 +1,9 @@
 """Check clients' API keys: looked up by their hashes, whose order tells nothing of theirs, and in
-no message."""
+no message; send each team's requests with the priority that the operator has set for it."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import SecretStr
 
@@ -11,6 +11,7 @@ from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.watched_file import Refreshable, WatchedFile
 from ragboost.requests.headers import CREDENTIALS, RawHeaders, get_header
+from ragboost.requests.json_body import JsonBody, MalformedBodyError
 
 
 class UnauthorizedError(RequestError):
@@ -103,3 +104,29 @@ def _name(team: Sequence[SecretStr]) -> str:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+class Priorities:
+    """The least `priority` of each team's requests, by its name; engines begin with the least."""
+
+    def __init__(self, priorities: Mapping[str, int]) -> None:
+        self._by_team = {team_of(name): priority for name, priority in priorities.items()}
+
+    def apply(self, raw: bytes, team: str) -> bytes:
+        """Return the body with its team's priority, or the client's own where that is greater.
+
+        Raises:
+            RequestError: the body cannot be read here, and an engine might find a priority in it.
+        """
+        least = self._by_team.get(team)
+        if least is None:
+            return raw
+        try:
+            body = JsonBody(raw)
+        except MalformedBodyError as error:
+            raise RequestError(str(error)) from None
+        own = body.fields.get("priority")
+        # A number in quotes, or with a fraction, is one for engines that convert it.
+        if type(own) is int and own >= least:
+            return raw
+        return body.encode({**body.fields, "priority": least})

@@ -1,6 +1,6 @@
 """Name the cause for which the prompt of a request is not the continuation of the one before.
 
-Reads a few KB around the first difference, and of shorter texts their items.
+Reads a few KB around the first difference, and shorter texts as JSON.
 """
 
 import json
@@ -20,7 +20,7 @@ from ragboost.util.jsonl import json_value
 _AROUND = 120  # characters around the first difference that are searched for dates and ids
 _FOLLOWING = 3  # characters behind a value that changes, which are equal
 _COMPARED = 4096  # characters behind the difference that are searched for white space
-_MAX_ITEMS = 64 * 1024  # characters of a text whose items are counted, or that is parsed as JSON
+_MAX_JSON = 64 * 1024  # characters of a text that is parsed as JSON
 _MAX_TOOL_BYTES = 256 * 1024  # of all tools, beyond which these are not looked at one by one
 _MAX_CLEARED = 200  # characters that stand for the result of a tool
 _REASONING_TYPES = ("reasoning", "thinking", "redacted_thinking")
@@ -51,14 +51,11 @@ class Cause(StrEnum):
     TOOL_LISTS = "order inside a tool"
     TOOLS = "changed tools"
     KEY_ORDER = "JSON keys in another order"
-    ITEM_ORDER = "items in another order"
-    ITEMS = "items added or removed"
     WHITESPACE = "whitespace"
     TRUNCATED = "truncated history"
     MESSAGE_ORDER = "messages in another order"
     SYSTEM = "changed system prompt"
     MESSAGE = "changed message"
-    IMAGE = "changed image"
     REASONING = "dropped reasoning"
     CLEARED = "cleared tool result"
     HOISTED = "later system message at the front"
@@ -77,14 +74,11 @@ MENDS = {
     ),
     Cause.TOOLS: "send the same tools with every request",
     Cause.KEY_ORDER: 'encode JSON with sorted keys; in tools, stable = "safe" does',
-    Cause.ITEM_ORDER: "keep the items in one order, or give them as documents to the proxy",
-    Cause.ITEMS: "append to the end only, or move the items into the last message",
     Cause.WHITESPACE: "render the prompt in one place",
     Cause.TRUNCATED: "truncate rarely and by much, not a little with every request",
     Cause.MESSAGE_ORDER: "send earlier messages in the order in which they were sent before",
     Cause.SYSTEM: "keep the system prompt, and put what changes into the last message",
     Cause.MESSAGE: "send earlier messages as they were sent before",
-    Cause.IMAGE: "send earlier images as they were sent before, with the same detail",
     Cause.REASONING: "send each answer back with its reasoning, as it came",
     Cause.CLEARED: "clear many results at once, and rarely",
     Cause.HOISTED: "write it into the last user message: many templates have one system message",
@@ -194,14 +188,10 @@ def _moved_cause(before: PromptParts, after: PromptParts, at: int) -> Cause | No
 def _text_cause(old: PromptPart, new: PromptPart, common: int) -> Cause | None:
     if old.value == new.value:
         return Cause.KEY_ORDER
-    if _is_in_image(old.value, new.value):
-        return Cause.IMAGE
     a, b = _strings(old), _strings(new)
     for before, after in zip(a, b, strict=False):
         if before != after:
             return _string_cause(before, after)
-    if len(a) != len(b):
-        return Cause.ITEMS
     return value_cause(old.text, new.text, common)
 
 
@@ -213,25 +203,10 @@ def _string_cause(old: str, new: str) -> Cause | None:
         return Cause.VOLATILE
     if (cause := value_cause(old, new, common)) is not None:
         return cause
-    if max(len(old), len(new)) > _MAX_ITEMS:
+    if max(len(old), len(new)) > _MAX_JSON:
         return None
     a_json, b_json = _json(old), _json(new)
-    if a_json is not None and a_json == b_json:
-        return Cause.KEY_ORDER
-    return _items_cause(old, new)
-
-
-def _items_cause(old: str, new: str) -> Cause | None:
-    a, b = _items(old), _items(new)
-    first = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), -1)
-    if first >= 0 and a[first] not in new and b[first] not in old:
-        return None  # neither of the first two that differ has moved
-    if len(a) > 1 and _same_items(a, b):
-        return Cause.ITEM_ORDER
-    common = Counter(a) & Counter(b)
-    if len(a) > 2 and len(a) != len(b) and common.total() == min(len(a), len(b)):
-        return Cause.ITEMS
-    return None
+    return Cause.KEY_ORDER if a_json is not None and a_json == b_json else None
 
 
 def value_cause(old: str, new: str, common: int) -> Cause | None:
@@ -277,25 +252,6 @@ def _strings(part: PromptPart) -> list[str]:
 
     visit(part.value)
     return found
-
-
-def _is_in_image(old: Any, new: Any) -> bool:
-    """Return True if the first difference of two values is in an image."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        if old.get("type") == new.get("type") and old.get("type") in ANY.image_types:
-            return True
-        pairs = [(old[name], new.get(name)) for name in old]
-    elif isinstance(old, list) and isinstance(new, list):
-        pairs = list(zip(old, new, strict=False))
-    else:
-        return False
-    return next((_is_in_image(a, b) for a, b in pairs if a != b), False)
-
-
-def _items(text: str) -> list[str]:
-    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
-    lines = [part.strip() for part in text.splitlines() if part.strip()]
-    return paragraphs if len(paragraphs) > 2 else lines
 
 
 def _same_items(old: Sequence[str], new: Sequence[str]) -> bool:

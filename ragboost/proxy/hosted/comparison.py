@@ -1,7 +1,9 @@
-"""Find the first difference between two requests of a conversation, and what it costs.
+"""Find the first difference between two requests of a conversation, what it costs, and what is said
+of it to whoever sent it.
 
 Looks at the first one only: an API's cache ends there. Where a chat template is at hand, compares
-what it makes of both.
+what it makes of both. What is said holds no text: a place, lengths, a cause. Users may share their
+credentials: who does not show that he knows the earlier conversation is told the cause alone.
 """
 
 import json
@@ -9,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ragboost.booster.tokens.chat_template import ChatTemplate
-from ragboost.proxy.hosted.causes import Cause, cause_of, value_cause
+from ragboost.proxy.hosted.causes import MENDS, Cause, cause_of, value_cause
+from ragboost.proxy.hosted.conversations import PromptPair
 from ragboost.proxy.hosted.prompt import PromptPart, PromptParts, common_length, text_bytes
-from ragboost.requests.wires.normal_form import normal_message
+from ragboost.requests.wires.normal_form import EngineKind, normal_message
 from ragboost.requests.wires.registry import ANY
 
 _SHOWN = 60
@@ -163,3 +166,68 @@ def _message(source: Any) -> dict[str, Any] | None:
 def _text(blocks: Sequence[Any]) -> str | None:
     texts = [b.get("text") if isinstance(b, dict) else None for b in blocks]
     return "\n".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
+
+
+class CacheBreak(NamedTuple):
+    """Why a request finds less in the prefix cache than the one before it left there."""
+
+    cause: Cause
+    path: str  # of the part of the prompt in which it differs
+    tokens_in: int  # of the prompt before the difference, estimated
+    lost_tokens: int  # behind it, which would have been cached, estimated
+    is_proven: bool = True  # its sender knows the conversation, and may read where that differs
+
+    @classmethod
+    def of(cls, found: PrefixBreak | None, *, tokens_per_byte: float) -> "CacheBreak | None":
+        """Return what is said of a difference; None if nothing is lost."""
+        lost = int(found.lost_bytes * tokens_per_byte) if found is not None else 0
+        if found is None or lost <= 0:
+            return None
+        tokens_in = int(found.equal_bytes * tokens_per_byte)
+        return cls(found.cause, found.path, tokens_in, lost, found.is_proven)
+
+    @property
+    def mend(self) -> str:
+        """One line on what helps."""
+        return MENDS[self.cause]
+
+    @property
+    def header(self) -> bytes:
+        """Value of a header, ASCII: place, cause, what is lost and what helps."""
+        said = self.sentence if self.is_proven else f"diverged: {self.cause}; {self.mend}"
+        return said.encode("ascii", "replace")
+
+    @property
+    def sentence(self) -> str:
+        """All of it, for operators."""
+        where = f"diverged at {self.path}, {self.tokens_in} tokens in: {self.cause}"
+        return f"{where}; {self.lost_tokens} tokens lost; {self.mend}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of a receipt."""
+        fields: dict[str, Any] = {"cause": str(self.cause), "mend": self.mend}
+        if not self.is_proven:
+            return fields
+        fields |= {
+            "path": self.path,
+            "tokens_in": self.tokens_in,
+            "lost_tokens": self.lost_tokens,
+        }
+        return fields
+
+
+def find_break(
+    pair: PromptPair, *, kind: EngineKind = "", template: ChatTemplate | None = None
+) -> PrefixBreak | None:
+    """Return the first difference of two requests; may take a few milliseconds, if both are long.
+
+    Args:
+        template: of the model, where it is at hand.
+    """
+    if pair.is_continued:
+        return None
+    old, new = pair.before.parts(kind), pair.new.parts(kind)
+    found = compare(old, new)
+    if found is not None and template is not None:
+        found = rendered_break(found, old, new, template)
+    return found and found._replace(is_proven=pair.new.proves_to_continue(pair.before))

@@ -5,24 +5,30 @@ comparison of bytes, whatever its length. Does not know causes. `rewriting.recog
 a history is the same, by links that change with any of it; here it is sought where it has changed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+from msgspec import Raw
+
+from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     PromptPart,
+    PromptParts,
     common_length,
     is_system,
     moves_system,
 )
-from ragboost.proxy.hosted.seen_prompt import MAX_SOUGHT, SeenPrompt
-from ragboost.requests.json_body import JsonBody
-from ragboost.requests.wires.body import may_have_cache_mark, tool_name
+from ragboost.requests.json_body import JsonBody, decode_message
+from ragboost.requests.parsed_request import ParsedRequest
+from ragboost.requests.wires.body import is_stored, may_have_cache_mark, num_instructions
 from ragboost.requests.wires.normal_form import EngineKind
-from ragboost.requests.wires.registry import ANY
-from ragboost.requests.wires.volatile_lines import VOLATILE_LINES, without_lines
+from ragboost.requests.wires.registry import ANY, CONTENTS
 from ragboost.util.bounded_map import BoundedMap
 
+MAX_TEAMS = 64
+_MAX_BODY_BYTES = 2 * 1024 * 1024
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
 _MAX_MESSAGES = 2000  # requests with more are left alone
@@ -30,18 +36,116 @@ _MAX_MOVED_BYTES = 64 * 1024
 _COMPARED = 4096  # characters at both ends of a message
 _MAX_MOVED = 8  # messages between which breakpoints may have moved
 _MESSAGE_BYTES = 160  # of a message's view and sample
-_LINE = 64  # characters at both ends of a line that are hashed
-_MAX_FRUITLESS = 2  # comparisons of heads of one kind that find nothing, in a row
-_ONE_IN = 16  # of the later ones is compared
+_MAX_SOUGHT = 12  # messages at the end by which a conversation is sought
+_HEAD = {"model", *ANY.head_options, *ANY.message_options}
+_HEAD |= {*ANY.tools, *ANY.instructions}
+_KEPT = _HEAD.union(PROMPTS)
+_CONTENTS = (*dict.fromkeys(CONTENTS.values()), "tool_calls", "output", "arguments")
+_MAX_ABOVE = 4  # instructions that are looked at
+_MAX_OWN = 3  # of the messages at the end, those by which it is found
+_SAMPLE = 64  # characters at both ends of a text
 
 
-class Predecessor(NamedTuple):
-    """The earlier request that a request is compared with."""
+class SeenPrompt:
+    """A request as it seeks its conversation, and as it is kept: views of its bytes, hashes of its
+    messages."""
 
-    prompt: SeenPrompt
+    def __init__(self, body: JsonBody, field: str, *, owner: bytes, name: str, where: str) -> None:
+        fields, raw, decoded = body.raw_fields, body.raw, body.fields[field]
+        is_list = isinstance(decoded, list)
+        messages = body.elements(field) if is_list else [fields[field]]
+        if 2 * memoryview(fields[field]).nbytes < len(raw):  # documents beside the messages
+            fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
+            raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
+        self.owner = owner
+        self.field = field
+        self.raw = raw  # all fields that are part of the prompt, and perhaps others
+        # Fields beside the messages that are part of the prompt.
+        self.head = {name: value for name, value in fields.items() if name in _HEAD}
+        self.messages: Sequence[Raw] = messages  # views of `raw`, as above
+        self.decoded: list[Any] = decoded if is_list else [decoded]  # empty once it is kept
+        self.name_key = hash((owner, name)) if name else 0  # of its conversation; 0 without a name
+        self.where = where  # file and line of a log
+        self.num_above = above = num_instructions(self.decoded[:_MAX_ABOVE])
+        self._last = last = len(self.decoded) - 1
+        # The first message of a turn; 0 if there is none.
+        self._first = first = above if above <= last and above < _MAX_ABOVE else 0
+        # The keys under which what continues it is to find it.
+        self.own_keys: Sequence[int] = (self.name_key,)
+        if not name:
+            places = (*range(last, max(first, last - _MAX_OWN), -1), first)
+            self.own_keys = [sample(owner, self.decoded[at]) for at in places]
+        self._samples: list[int] = []
+
+    def sought_keys(self) -> Iterator[int]:
+        """Yield the keys under which its conversation may be found, the most specific first."""
+        if self.name_key:
+            yield self.name_key
+            return
+        *latest, first = self.own_keys
+        yield from latest
+        for at in range(self._last - _MAX_OWN, max(self._first, self._last - _MAX_SOUGHT), -1):
+            yield sample(self.owner, self.decoded[at])
+        yield first
+
+    @property
+    def samples(self) -> list[int]:
+        """Hashes of each message's kind and ends."""
+        if not self._samples and self.messages:
+            decoded = self.decoded or map(decode_message, self.messages)
+            self._samples = [sample(self.owner, message) for message in decoded]
+        return self._samples
+
+    def proves_to_continue(self, other: "SeenPrompt") -> bool:
+        """Return True if the last answer in another request is in this one: only who has read that
+        conversation can send it. Earlier ones may be examples that many have."""
+        answers = (at for at in range(len(other.messages) - 1, -1, -1) if other.is_answer(at))
+        return (last := next(answers, None)) is not None and other.samples[last] in self.samples
+
+    def is_answer(self, at: int) -> bool:
+        """Return True for a message that the model has written, and that has a text."""
+        raw = bytes(self.messages[at])
+        if b'"assistant"' not in raw and b"_call" not in raw:
+            return False
+        message = decode_message(self.messages[at])
+        if not isinstance(message, dict) or not _sampled_text(message):
+            return False
+        return message.get("role") == "assistant" or str(message.get("type")).endswith("_call")
+
+    def parts(self, kind: EngineKind) -> PromptParts:
+        """Divide its prompt."""
+        head, messages = self.head, self.messages
+        return PromptParts.of(head, self.field, messages, num_above=self.num_above, kind=kind)
+
+
+def sample(owner: bytes, message: Any) -> int:
+    """Hash what identifies a message well enough to look at its conversation."""
+    if not isinstance(message, dict):
+        return hash((owner, str(message)[:_SAMPLE]))
+    kind, text = message.get("role") or message.get("type"), message.get("content")
+    if type(kind) is not str:
+        kind = str(kind)
+    if type(text) is not str or not text:
+        text = _sampled_text(message)
+    return hash((owner, kind, len(text), text[:_SAMPLE], text[-_SAMPLE:]))
+
+
+def _sampled_text(message: Mapping[str, Any]) -> str:
+    for name in _CONTENTS:
+        if content := message.get(name):
+            break
+    if isinstance(content, list) and content and isinstance(content[-1], dict):
+        block = content[-1]
+        content = block.get("text") or block.get("id") or block.get("tool_use_id")
+    return content if isinstance(content, str) else ""
+
+
+class PromptPair(NamedTuple):
+    """A request and the one before it in its conversation."""
+
+    before: SeenPrompt
+    new: SeenPrompt
     is_continued: bool  # byte by byte, but for breakpoints
-    is_head_only: bool  # of another conversation, with which this one shares its head
-    key: int = 0  # of the heads that are compared with each other
 
 
 class LastPrompts:
@@ -49,8 +153,7 @@ class LastPrompts:
 
     A request with a name continues the conversation of that name. Any other continues one that
     has its first message or one of its last, if it has more in common with it than an opening
-    question. One that continues none is compared with the last that has the same tools, or the
-    same line at an end of its instructions. All have `max_size` bytes at most.
+    question. All have `max_size` bytes at most.
     """
 
     def __init__(
@@ -66,15 +169,6 @@ class LastPrompts:
         self._by_key: BoundedMap[int, tuple[int, ...]] = BoundedMap(
             max_entries=max_prompts * _KEYS_PER_PROMPT
         )
-        # The last conversation that each owner began, with the keys of its head. Most begin alike:
-        # the keys lead to it only when one comes with another head.
-        self._latest: BoundedMap[bytes, tuple[int, Sequence[int]]] = BoundedMap(
-            max_entries=max_prompts
-        )
-        # Hashes of heads with which conversations began: one that was sent before diverges nowhere.
-        self._heads: BoundedMap[int, None] = BoundedMap(max_entries=max_prompts)
-        # Comparisons of heads in a row that found nothing, by key.
-        self._fruitless: BoundedMap[int, int] = BoundedMap(max_entries=max_prompts)
         self._num = 0
 
     def __len__(self) -> int:
@@ -87,13 +181,11 @@ class LastPrompts:
         owner: bytes = b"",
         name: str = "",
         where: str = "",
-        has_head: bool = True,
         kind: EngineKind = "",
-    ) -> tuple[Predecessor, SeenPrompt] | None:
-        """Add a request, and return the one before it and itself; None if there is none before it.
+    ) -> PromptPair | None:
+        """Add a request, and return it with the one before it; None if there is none.
 
-        The name of its conversation is unique for its owner. With `has_head`, its tools and
-        instructions are compared with those of other conversations.
+        The name of its conversation is unique for its owner.
         """
         for field in PROMPTS:
             if decoded := body.fields.get(field):
@@ -104,38 +196,28 @@ class LastPrompts:
         elif not isinstance(decoded, str):
             return None
         new = SeenPrompt(body, field, owner=owner, name=name, where=where)
-        number, found = self._find(new, kind)
-        if number is None:
-            self._num = number = self._num + 1
-            if has_head:
-                new.head_keys, found = self._find_head(new, body)
-                self._latest.put(owner, (number, new.head_keys))
-        elif found is not None and found.is_continued:
-            new.head_keys = found.prompt.head_keys
+        number, pair = self._find(new, kind)
         new.decoded = []
         size = len(new.raw) + _MESSAGE_BYTES * len(new.messages)
         self._last.put(number, new, size=size)
-        self._lead(new.own_keys, number)
-        return None if found is None else (found, new)
+        for key in new.own_keys:
+            numbers = self._by_key.get(key) or ()
+            others = [other for other in numbers if other != number and other in self._last]
+            self._by_key.put(key, (*others, number)[-_MAX_SHARED:])
+        return pair
 
-    def note_compared(self, key: int, *, is_fruitless: bool) -> None:
-        """Note what a comparison of heads has found: a kind of them whose text is new in every
-        request is compared more rarely."""
-        num = (self._fruitless.peek(key) or 0) + 1
-        self._fruitless.put(key, num if is_fruitless else 0)
-
-    def _find(self, new: SeenPrompt, kind: EngineKind) -> tuple[int | None, Predecessor | None]:
-        """Return the number of a request's conversation and its last request."""
+    def _find(self, new: SeenPrompt, kind: EngineKind) -> tuple[int, PromptPair | None]:
+        """Return the number of a request's conversation, and its last request beside this one."""
         candidates: dict[int, SeenPrompt] = {}
         for key in new.sought_keys():
-            for number in reversed(self._numbers(key)):
+            for number in reversed(self._by_key.get(key) or ()):
                 prompt = self._last.peek(number)
                 if prompt is None or number in candidates or prompt.owner != new.owner:
                     continue
                 candidates[number] = prompt
                 if _is_same(prompt, new, kind):
-                    return number, Predecessor(prompt, True, False)
-            if len(candidates) >= MAX_SOUGHT:
+                    return number, PromptPair(prompt, new, True)
+            if len(candidates) >= _MAX_SOUGHT:
                 break
         similar = {
             number: _common_share(prompt, new)
@@ -143,45 +225,10 @@ class LastPrompts:
             if new.name_key or _is_similar(prompt, new)
         }
         if not similar:
-            return None, None
+            self._num += 1
+            return self._num, None
         number = max(similar, key=lambda each: similar[each])
-        return number, Predecessor(candidates[number], False, False)
-
-    def _find_head(
-        self, new: SeenPrompt, body: JsonBody
-    ) -> tuple[Sequence[int], Predecessor | None]:
-        """Return the keys of a request's head, and the last request whose head may be compared."""
-        number, keys = self._latest.peek(new.owner) or (0, ())
-        latest = self._last.peek(number)
-        if latest is not None and latest.head_keys is keys and new.has_head_of(latest):
-            return keys, None
-        self._lead(keys, number)
-        keys = tuple(_head_keys(body, new.owner, new.decoded))
-        is_known = new.head_hash() in self._heads
-        self._heads.put(new.head_hash(), None)
-        for key in () if is_known else keys:
-            for number in reversed(self._numbers(key)):
-                other = self._last.peek(number)
-                if other is None or other.owner != new.owner:
-                    continue
-                return keys, Predecessor(other, False, True, key) if self._is_due(key) else None
-        return keys, None
-
-    def _is_due(self, key: int) -> bool:
-        num = self._fruitless.get(key) or 0
-        if num <= _MAX_FRUITLESS or num % _ONE_IN == 0:
-            return True
-        self._fruitless.put(key, num + 1)
-        return False
-
-    def _lead(self, keys: Sequence[int], number: int) -> None:
-        for key in keys:
-            numbers = self._numbers(key)
-            others = [other for other in numbers if other != number and other in self._last]
-            self._by_key.put(key, (*others, number)[-_MAX_SHARED:])
-
-    def _numbers(self, key: int) -> tuple[int, ...]:
-        return self._by_key.get(key) or ()
+        return number, PromptPair(candidates[number], new, False)
 
 
 def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:
@@ -245,25 +292,38 @@ def _is_alike(old: str, new: str) -> bool:
     return 2 * same >= max(min(len(a), len(b)), 1)
 
 
-def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[int]:
-    """Yield the keys under which a request with the same head is found: the names of its tools,
-    and the lines at both ends of its instructions."""
-    fields = body.fields
-    lists = [fields[name] for name in ANY.tools if isinstance(fields.get(name), list)]
-    names = [tool_name(tool) for tools in lists for tool in tools]
-    if names:
-        yield hash((owner, *sorted(names)))
-    heads = [fields[name] for name in ANY.instructions if fields.get(name)]
-    first = messages[0] if messages and isinstance(messages[0], dict) else {}
-    if first.get("role") in ANY.instruction_roles:
-        heads.append(first.get("content"))
-    for head in heads:
-        head = without_lines(head, VOLATILE_LINES)
-        blocks = [{"text": head}] if isinstance(head, str) else head
-        blocks = blocks if isinstance(blocks, list) else [blocks]
-        texts = [block.get("text") for block in blocks if isinstance(block, dict)]
-        text = "\n".join([each for each in texts if isinstance(each, str)])
-        begin = text[:_COMPARED].strip().split("\n", 1)[0]
-        end = text[-_COMPARED:].strip().rsplit("\n", 1)[-1]
-        for place, line in enumerate((begin, end)):
-            yield hash((owner, place, line[:_LINE], line[-_LINE:]))
+class PrefixWatch:
+    """The last requests of all users, bounded for each team.
+
+    Args:
+        max_bytes: of all teams.
+        num_teams: that share them.
+        template: of the model, where it is at hand.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = 64 << 20,
+        num_teams: int = 1,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self.template = template
+        self._max_size = max_bytes // min(max(num_teams, 1), MAX_TEAMS)
+        self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
+
+    def observe(self, request: ParsedRequest, *, kind: EngineKind = "") -> PromptPair | None:
+        """Add a request; return it with the one before, unless it continues that.
+
+        `kind` is the backend's.
+        """
+        body, team = request.body, request.tenant_key.team
+        if len(body.raw) > min(_MAX_BODY_BYTES, self._max_size) or is_stored(body.fields):
+            return None
+        last = self._teams.get(team)
+        if last is None:
+            last = LastPrompts(max_size=self._max_size)
+            self._teams.put(team, last)
+        name = (request.session or "").partition("/")[2]  # behind what depends on the model
+        pair = last.replace(body, owner=request.owner, name=name, kind=kind)
+        return None if pair is None or pair.is_continued else pair

@@ -126,11 +126,6 @@ class PromptParts:
     def num_bytes(self) -> int:
         return sum(part.size for part in self.parts)
 
-    def head(self) -> "PromptParts":
-        """Return what is above the messages of the conversation."""
-        num = self.num_first
-        return PromptParts(self.model, self.options, self.parts[:num], num, num)
-
 
 def estimate_tokens(num_bytes: int) -> int:
     return num_bytes // _BYTES_PER_TOKEN

@@ -10,9 +10,8 @@ from rich.table import Table
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.proxy.hosted.causes import MENDS, Cause
-from ragboost.proxy.hosted.comparison import PrefixBreak
+from ragboost.proxy.hosted.comparison import PrefixBreak, find_break
 from ragboost.proxy.hosted.conversations import LastPrompts
-from ragboost.proxy.hosted.live import HEAD_CAUSES, PromptComparison
 from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     conversation_name,
@@ -174,11 +173,9 @@ def _compare(logged: _LoggedRequest, prompts: LastPrompts, report: LintReport) -
     pair = prompts.replace(body, name=logged.name, where=logged.where)
     if pair is None:
         return
-    before, new = pair
-    report.continued += not before.is_head_only
-    found = PromptComparison(before, new).run()
-    if found is not None and (not before.is_head_only or found.cause in HEAD_CAUSES):
-        report.add(before.prompt.where, logged.where, found)
+    report.continued += 1
+    if (found := find_break(pair)) is not None:
+        report.add(pair.before.where, logged.where, found)
 
 
 def _detection(raw: bytes, formats: tuple[Format, ...]) -> Detection:

@@ -5,7 +5,6 @@ writes for another provider are taken out of the instructions. Touches no other 
 message, and nothing at a cache breakpoint.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from ragboost.requests.wires.volatile_lines import VolatileLine, foreign_lines, 
 
 _Change = Callable[[Any], Any]
 _VALUES = {"const", "default", "enum", "examples"}  # of a parameter; the rest is its schema
-_TOOL_PATH = re.compile(r"(\w+)\[(\d+)\]")
 
 
 class StableOrder:
@@ -48,19 +46,6 @@ class StableOrder:
             if isinstance(tools := fields.get(name), list):
                 fields[name] = _sort_list(_changed_list(tools, _sort_tool), _tool_key(body))
         return body.encode(fields)
-
-    def client_path(self, path: str, raw: bytes) -> str:
-        """Return where a tool of the body that is sent stands in the client's body."""
-        match = _TOOL_PATH.fullmatch(path)
-        if match is None or match[1] not in ANY.tools:
-            return path
-        body = JsonBody(raw)
-        tools = [_sort_tool(tool) for tool in body.fields[match[1]]]
-        key = _tool_key(body)
-        order = list(range(len(tools)))
-        if not any(map(has_cache_mark, tools)):
-            order.sort(key=lambda at: key(tools[at]))
-        return f"{match[1]}[{order[int(match[2])]}]"
 
 
 def _sort_json(value: Any, *, is_schema: bool = False) -> Any:

@@ -1,6 +1,6 @@
 """Show what other parts keep when the metrics are read: counters, the process, the version."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -9,8 +9,6 @@ from prometheus_client.registry import Collector
 from ragboost import __version__
 from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.sync import CacheSync
-
-Read = Callable[[], float]
 
 
 def make_registry() -> CollectorRegistry:
@@ -68,13 +66,3 @@ class StreamCollector(Collector):
                 states.add_metric([*values, state], float(state is stream.state))
             tokens.add_metric(values, stream.mirror.num_resident_tokens)
         return [events, gaps, rejected, states, tokens]
-
-
-class NumberCollector(Collector):
-    """A metric whose value another part keeps."""
-
-    def __init__(self, family: Callable[..., Metric], name: str, text: str, read: Read) -> None:
-        self._family, self._name, self._text, self._read = family, name, text, read
-
-    def collect(self) -> list[Metric]:
-        return [self._family(self._name, self._text, value=self._read())]

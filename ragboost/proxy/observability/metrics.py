@@ -1,25 +1,20 @@
 """Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import Gauge, generate_latest
-from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ragboost.booster.context import Context
-from ragboost.cache_sync.fidelity import Fidelity
-from ragboost.cache_sync.sync import CacheSync
+from ragboost.cache_sync.sync import CacheSync, Fidelity
 from ragboost.proxy.observability.collectors import (
-    NumberCollector,
-    Read,
     StreamCollector,
     make_registry,
 )
 from ragboost.proxy.observability.instruments import Counter, Histogram
 from ragboost.proxy.records import NO_SAVINGS, Answer, Savings, SentRequest
-from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
 
@@ -44,7 +39,7 @@ class Metrics:
 
     def __init__(self, *, is_shadow: bool = False) -> None:
         self.registry = make_registry()
-        self._counter = partial(Counter, registry=self.registry)
+        self.counter = partial(Counter, registry=self.registry)
         self._histogram = partial(Histogram, registry=self.registry)
         self._gauge = gauge = partial(Gauge, registry=self.registry)
         self._models: set[str] = set()
@@ -60,11 +55,11 @@ class Metrics:
             "Messages kept as they were sent, to be sent again unchanged.",
         )
         # Counter of failed operations.
-        self.session_store_failures = self._counter(
+        self.session_store_failures = self.counter(
             "ragboost_session_store_failures_total",
             "Operations of the session API's store that failed.",
         )
-        self._recorded = self._counter(
+        self._recorded = self.counter(
             "ragboost_recorded_requests_total",
             "Completions for the log of `proxy.record`: written, or dropped because the disk was "
             "full or slow.",
@@ -94,15 +89,15 @@ class Metrics:
         )
 
     def _declare_requests(self) -> None:
-        self._requests = self._counter(
+        self._requests = self.counter(
             "ragboost_requests_total",
             "Requests, by how they ended.",
             ("endpoint", "model", "outcome"),
         )
-        self._bypass = self._counter(
+        self._bypass = self.counter(
             "ragboost_bypass_total", "Requests forwarded without boosting, by reason.", ("reason",)
         )
-        self._detections = self._counter(
+        self._detections = self.counter(
             "ragboost_detections_total",
             "Completions by what was seen of their documents: found, with the kind of their frame, "
             "or why there is nothing to boost.",
@@ -132,7 +127,7 @@ class Metrics:
             "Time that a completion waits until it is sent to its backend.",
             buckets=_OVERHEAD_SECONDS,
         )
-        self._releases = self._counter(
+        self._releases = self.counter(
             "ragboost_releases_total",
             "Completions sent to their backend by the adaptive waiting room: at_once, or after "
             "a wait alone, planned with others, at max_wait, or because the room was full.",
@@ -140,66 +135,66 @@ class Metrics:
         )
 
     def _declare_tokens(self) -> None:
-        self._documents = self._counter(
+        self.documents = self.counter(
             "ragboost_documents_total",
             "Documents of boosted requests: sent, dropped as duplicates, or blank (without text).",
             ("result",),
         )
         for result in ("sent", "dropped", "blank"):
-            self._documents.labels(result).inc(0)
-        self._prompt_tokens = self._counter(
+            self.documents.labels(result).inc(0)
+        self._prompt_tokens = self.counter(
             "ragboost_prompt_tokens_total",
             "Prompt tokens that backends reported, by the arm of a hold-out.",
             ("arm",),
         )
-        self._cached_tokens = self._counter(
+        self._cached_tokens = self.counter(
             "ragboost_cached_prompt_tokens_total",
             "Prompt tokens that backends reported as read from the prefix cache.",
             ("arm",),
         )
-        self._written_tokens = self._counter(
+        self._written_tokens = self.counter(
             "ragboost_cache_write_prompt_tokens_total",
             "Prompt tokens that backends reported as written to the prefix cache.",
         )
-        self._reused_tokens = self._counter(
+        self._reused_tokens = self.counter(
             "ragboost_reused_prompt_tokens_total",
             "Prompt tokens that backends reported as reused from stored chunks.",
         )
-        self._recomputed_tokens = self._counter(
+        self._recomputed_tokens = self.counter(
             "ragboost_recomputed_prompt_tokens_total",
             "Prompt tokens of stored chunks that backends reported as computed again.",
         )
-        self._bought_tokens = self._counter(
+        self._bought_tokens = self.counter(
             "ragboost_bought_prompt_tokens_total",
             "Prompt tokens of stored chunks that were computed exactly to become a cached prefix.",
         )
-        self._predicted_tokens = self._counter(
+        self._predicted_tokens = self.counter(
             "ragboost_predicted_cached_prompt_tokens_total",
             "Document tokens that the context index predicted as cached.",
         )
-        self._cache_breaks = self._counter(
+        self._cache_breaks = self.counter(
             "ragboost_cache_breaks_total",
             "Requests that are not the continuation of the one before, by cause.",
             ("cause",),
         )
-        self._broken_tokens = self._counter(
+        self._broken_tokens = self.counter(
             "ragboost_cache_break_tokens_total",
             "Prompt tokens that would have been cached without cache breaks, estimated.",
             ("cause",),
         )
-        self._passage_bytes = self._counter(
+        self.passage_bytes = self.counter(
             "ragboost_passage_bytes_total",
             "Bytes of repeated tool results that were replaced by references.",
         )
 
     def _declare_savings(self, prefix: str) -> None:
-        saved = self._counter(
+        saved = self.counter(
             f"{prefix}_saved_prompt_tokens_total",
             "Prompt tokens that backends did not compute because of RAGBoost, against the request "
             "as the client sent it: by `order` (estimated), `deduplication` and `reuse` of chunks.",
             ("by",),
         )
-        extra = self._counter(
+        extra = self.counter(
             f"{prefix}_extra_prompt_tokens_total",
             "Prompt tokens that backends computed because of RAGBoost, estimated, to subtract from "
             "the saved ones: `hints`, and where the client's `order` would have had more cached.",
@@ -225,12 +220,12 @@ class Metrics:
 
     def _declare_checks(self) -> None:
         route = ("endpoint", "model", "team")
-        self._checked = self._counter(
+        self._checked = self.counter(
             "ragboost_reuse_checked_total",
             "Answers with reused chunks that were scored once more, exactly.",
             route,
         )
-        self._changed = self._counter(
+        self._changed = self.counter(
             "ragboost_reuse_changed_total",
             "Checked answers that are not the exact model's greedy answer.",
             route,
@@ -243,13 +238,13 @@ class Metrics:
             ("than",),
             buckets=_GAPS,
         )
-        self._check_tokens = self._counter(
+        self._check_tokens = self.counter(
             "ragboost_reuse_check_tokens_total", "Tokens that backends computed for checks."
         )
-        self._check_seconds = self._counter(
+        self._check_seconds = self.counter(
             "ragboost_reuse_check_seconds_total", "Time that checks took."
         )
-        self._unchecked = self._counter(
+        self._unchecked = self.counter(
             "ragboost_reuse_unchecked_total",
             "Sampled answers that were not checked, by reason.",
             ("reason",),
@@ -262,10 +257,6 @@ class Metrics:
 
     def watch_streams(self, sync: CacheSync) -> None:
         self.registry.register(StreamCollector(sync))
-
-    def watch(self, family: Callable[..., Metric], name: str, text: str, read: Read) -> None:
-        """Show a number that another part keeps."""
-        self.registry.register(NumberCollector(family, name, text, read))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -283,7 +274,16 @@ class Metrics:
         return model
 
     async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
-        """Count a completion: time, tokens, arm."""
+        """Count a completion: what was done to it, time, tokens, arm."""
+        self._overhead.labels("boost").observe(sent.seconds)
+        self._detections.labels(parsed.detection.name, parsed.detection.frame).inc(1)
+        if sent.bypass is not None:
+            self._bypass.labels(sent.bypass.reason).inc(1)
+        elif sent.context is not None:
+            self.count_context(sent.context)
+        if (cache_break := sent.cache_break) is not None:
+            self._cache_breaks.labels(str(cache_break.cause)).inc(1)
+            self._broken_tokens.labels(str(cache_break.cause)).inc(cache_break.lost_tokens)
         if answer.ended is None:
             return
         arm, usage = parsed.arm or "", answer.usage
@@ -311,9 +311,6 @@ class Metrics:
         self._extra["order"].inc(max(0.0, -savings.order))
         self._extra["hints"].inc(savings.hints)
 
-    def observe_overhead(self, stage: str, *, seconds: float) -> None:
-        self._overhead.labels(stage).observe(seconds)
-
     def observe_wait(self, *, seconds: float, release: str) -> None:
         self._queue_wait.observe(seconds)
         self._releases.labels(release).inc(1)
@@ -321,27 +318,11 @@ class Metrics:
     def count_recorded(self, result: str, num: int) -> None:
         self._recorded.labels(result).inc(num)
 
-    def count_bypass(self, reason: str) -> None:
-        self._bypass.labels(reason).inc(1)
-
-    def count_detection(self, detection: Detection) -> None:
-        self._detections.labels(detection.name, detection.frame).inc(1)
-
     def count_context(self, context: Context) -> None:
         sent = len(context.documents)
-        self._documents.labels("sent").inc(sent)
-        self._documents.labels("dropped").inc(len(context.retrieved) - sent)
+        self.documents.labels("sent").inc(sent)
+        self.documents.labels("dropped").inc(len(context.retrieved) - sent)
         self._predicted_tokens.inc(context.predicted_cached_tokens)
-
-    def count_blank(self, num: int) -> None:
-        self._documents.labels("blank").inc(num)
-
-    def count_cache_break(self, cause: str, *, lost_tokens: int) -> None:
-        self._cache_breaks.labels(cause).inc(1)
-        self._broken_tokens.labels(cause).inc(lost_tokens)
-
-    def count_passages(self, saved_bytes: int) -> None:
-        self._passage_bytes.inc(saved_bytes)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
         self._prediction_error.observe(error)

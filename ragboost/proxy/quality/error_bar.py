@@ -22,7 +22,7 @@ from ragboost.proxy.quality.controller import LADDER, RatioController, lower_bou
 from ragboost.proxy.quality.given_answer import AnswerTap, GivenAnswer, UncheckedError
 from ragboost.proxy.records import Answer, SentRequest
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.engines import Engines
 from ragboost.requests.headers import CREDENTIALS, RawHeaders
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.types import Document
@@ -115,7 +115,7 @@ class ErrorBar:
     def __init__(
         self,
         settings: ReuseSettings,
-        chunk_reuse: ChunkReuseProbe,
+        engines: Engines,
         metrics: Metrics,
         *,
         rng: random.Random | None = None,
@@ -123,7 +123,7 @@ class ErrorBar:
         if settings.max_changed is not None and not settings.check:
             raise ConfigError("reuse.max_changed needs answers that are checked: set reuse.check")
         self._share, self._budget = settings.check, settings.max_changed
-        self._chunk_reuse, self._metrics = chunk_reuse, metrics
+        self._engines, self._metrics = engines, metrics
         self._rng = rng or random.Random()
         self._routes: BoundedMap[Route, RouteQuality] = BoundedMap(max_entries=_MAX_ROUTES)
         self._documents: BoundedMap[tuple[str, str, str], CheckedAnswers] = BoundedMap(
@@ -158,10 +158,10 @@ class ErrorBar:
         if not self._share or request.found is None or request.arm == "held_out":
             return request
         reuse = request.options.get("reuse")
-        if not (request.has_stream_options and self._chunk_reuse.may_reuse(reuse)):
+        if not (request.has_stream_options and self._engines.may_reuse(reuse)):
             return request
         options, level, is_checked = request.options, _NO_LEVEL, self._rng.random() < self._share
-        ratio = self._chunk_reuse.recompute_ratio(reuse)
+        ratio = self._engines.recompute_ratio(reuse)
         if self._budget is not None and ratio is not None:
             level = self._controller(_route(request), ratio).level
             if level == 0:

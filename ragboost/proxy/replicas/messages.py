@@ -1,17 +1,98 @@
-"""The messages between the replicas of a proxy, in msgpack; what cannot be decoded is dropped."""
+"""The messages between the replicas of a proxy, in msgpack, and the load that they report; what
+cannot be decoded is dropped."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from ragboost.booster.tenants import bounded_name
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.upstream.backend import Backend, Load
+
+LIFETIME_S = 1.0  # of a load that is not repeated: ten lost beats
+_MAX_SOURCES = 1024
+_NONE = Load()
+
+
+class LoadBoard:
+    """The last loads of other processes, summed up in each backend's `elsewhere`."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        *,
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backends = {backend.key: backend for backend in backends}
+        self._on_change = on_change
+        self._clock = clock
+        self._loads: dict[str, tuple[float, Mapping[str, Load]]] = {}  # those of known backends
+
+    def add(self, backend: Backend) -> None:
+        self._backends[backend.key] = backend
+
+    def remove(self, backend: Backend) -> None:
+        del self._backends[backend.key]
+        for source, (until, loads) in self._loads.items():
+            others = {key: load for key, load in loads.items() if key != backend.key}
+            self._loads[source] = until, others
+
+    def own(self) -> dict[str, Load]:
+        """Return this process's loads by key of the backend, without those that are zero."""
+        return {key: each.load for key, each in self._backends.items() if each.load.assigned}
+
+    def put(self, source: str, loads: Mapping[str, Load]) -> None:
+        if source not in self._loads and len(self._loads) >= _MAX_SOURCES:
+            return
+        now = {key: _counted(load) for key, load in loads.items() if key in self._backends}
+        _, before = self._loads.get(source, (0.0, {}))
+        self._loads[source] = (self._clock() + LIFETIME_S, now)
+        if now != before:
+            self._change(before, now)
+
+    def expire(self) -> None:
+        now = self._clock()
+        silent = [source for source, (until, _) in self._loads.items() if until < now]
+        for source in silent:
+            _, loads = self._loads.pop(source)
+            if loads:
+                self._change(loads, {})
+
+    async def open(self) -> None:
+        self._expiry = asyncio.create_task(self._expire_often(), name="expiring loads")
+
+    async def close(self) -> None:
+        self._expiry.cancel()
+        await asyncio.gather(self._expiry, return_exceptions=True)
+
+    async def _expire_often(self) -> None:
+        while True:
+            await asyncio.sleep(LIFETIME_S / 2)
+            self.expire()
+
+    def _change(self, before: Mapping[str, Load], now: Mapping[str, Load]) -> None:
+        """Put a process's loads into the sums in place of those before.
+
+        Only its own backends are visited: with many processes and many backends, adding up all
+        loads for each message would take longer than the time between two of them.
+        """
+        for key in before.keys() | now.keys():
+            backend = self._backends[key]
+            loads = backend.elsewhere, before.get(key, _NONE), now.get(key, _NONE)
+            columns = zip(*map(astuple, loads), strict=True)
+            backend.hear(Load(*[total - old + new for total, old, new in columns]))
+        self._on_change()
+
+
+def _counted(load: Load) -> Load:
+    return Load(*[max(0, number) for number in astuple(load)])
 
 
 class SentPrompt(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -113,8 +194,10 @@ class MessageHandler:
         backends: Sequence[Backend],
         followers: Mapping[str, CacheFollower],
         board: LoadBoard,
+        *,
+        on_learned: Callable[[], object] = lambda: None,
     ) -> None:
-        self.learned = 0  # prompts
+        self._on_learned = on_learned  # called for each prompt
         self._all_followers = followers
         self._followers: dict[str, CacheFollower] = {}  # by key of the backend
         self._watchers: list[Callable[[SentPrompt], None]] = []
@@ -172,7 +255,7 @@ class MessageHandler:
                 for prompt in prompts:
                     if (follower := self._followers.get(prompt.backend)) is not None:
                         await follower.learn(prompt.request_id, prompt.layout)
-                        self.learned += 1
+                        self._on_learned()
                 await asyncio.sleep(0)
 
 

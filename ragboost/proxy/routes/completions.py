@@ -14,9 +14,9 @@ from ragboost.proxy.asgi.request_body import ClientDisconnectedError
 from ragboost.proxy.observability.log_lines import log_access
 from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.records import Answer, SentRequest
+from ragboost.proxy.routes.relay import relay
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.requests.headers import get_header, request_headers
 from ragboost.requests.parsed_request import ParsedRequest

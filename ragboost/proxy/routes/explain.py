@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.proxy.asgi.client_exchange import ClientExchange
-from ragboost.proxy.routes.schemas import RequestExplanation
-from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.routes.schemas import RequestExplanation, TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.requests.explanation import Explainer
 

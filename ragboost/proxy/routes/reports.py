@@ -11,7 +11,7 @@ from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
-from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.routes.schemas import TypedRoute
 from ragboost.proxy.state import ProxyState
 
 _BODY = {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}

@@ -1,11 +1,16 @@
-"""The JSON shapes of the proxy's own routes, checked by pydantic and shown in its OpenAPI document.
+"""The route of the proxy's own endpoints, and their JSON shapes, checked by pydantic and shown in
+the OpenAPI document.
 
 Completions are not among them: their bodies are the backend's.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 _Metadata = dict[
     Annotated[str, StringConstraints(max_length=512)],
@@ -151,3 +156,45 @@ class RequestExplanation(BaseModel):
     sent: dict[str, Any] | None = Field(
         description="The body for the backend; null if it is malformed or would be refused."
     )
+
+
+class TypedRoute(APIRoute):
+    """A FastAPI route that also serves HEAD where it serves GET, as Starlette's routes do.
+
+    The first line of the endpoint's docstring is the summary.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        tag: str,
+        method: str = "GET",
+        errors: tuple[int, ...] = (),
+        wrap: Callable[[ASGIApp], ASGIApp] | None = None,
+        **options: Any,
+    ) -> None:
+        summary, _, description = (endpoint.__doc__ or "").strip().partition("\n\n")
+        responses: dict[int | str, dict[str, Any]]
+        responses = {status: {"model": ProxyErrorResponse} for status in errors}
+        super().__init__(
+            path,
+            endpoint,
+            methods=[method],
+            tags=[tag],
+            summary=summary.rstrip("."),
+            responses={**responses, **options.pop("responses", {})},
+            **options,
+        )
+        self.description = " ".join(description.split())  # without the summary
+        if wrap is not None:
+            self.app = wrap(self.app)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        return super().matches(scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)

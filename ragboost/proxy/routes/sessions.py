@@ -36,10 +36,15 @@ from ragboost.proxy.routes.schemas import (
     SessionObject,
     SessionPage,
     SessionTranscript,
+    TypedRoute,
 )
-from ragboost.proxy.routes.session_history import SessionHistory, SessionTurn, read_history
-from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
-from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.routes.session_requests import (
+    SessionHistory,
+    SessionTurn,
+    TurnRequest,
+    make_turn,
+    read_history,
+)
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.sessions import ChatSession, ChatSessionStore, Transcript
 from ragboost.proxy.state import ProxyState

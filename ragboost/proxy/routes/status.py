@@ -13,10 +13,15 @@ from ragboost.errors import SessionStoreError
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.observability.metrics import CONTENT_TYPE
-from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
-from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.routes.schemas import (
+    EventStreamReadiness,
+    Liveness,
+    Readiness,
+    TypedRoute,
+    VersionInfo,
+)
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL
+from ragboost.proxy.upstream.engines import PROXY_REFUSAL
 
 _TAG = "operations"
 _MAX_CHECK_S = 1.0  # a session store that does not respond is not to delay an answer

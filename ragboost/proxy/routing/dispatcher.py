@@ -15,7 +15,7 @@ from ragboost.proxy.routing.admission import (
     RoutingRequest,
 )
 from ragboost.proxy.routing.router import Router
-from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
+from ragboost.proxy.routing.signals import prefixes_of
 from ragboost.proxy.routing.waiting_room import WaitingRoom
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError

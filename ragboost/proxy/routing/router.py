@@ -11,8 +11,7 @@ import numpy as np
 
 from ragboost.config import RouterSettings
 from ragboost.proxy.routing.admission import Admission, MessagePrefix
-from ragboost.proxy.routing.signals import make_signals
-from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
+from ragboost.proxy.routing.signals import CacheReading, RoutingSignal, make_signals
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError
 

@@ -17,13 +17,14 @@ from ragboost.proxy.serving.guarded_protocol import guarded_protocol
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0
+BACKLOG = 4096
 
 
 @contextmanager
 def serve_in_thread(app: Any, *, port: int = 0) -> Iterator[str]:
     """Serve an ASGI app in a background thread, on a free port if 0; yield its URL."""
     listening = bind("127.0.0.1", port)
-    server = uvicorn.Server(_config(app, drain_s=5))
+    server = uvicorn.Server(make_config(app, ProxySettings(drain_s=5)))
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="ragboost-serve", daemon=True
     )
@@ -42,7 +43,7 @@ def serve(app: Any, *, host: str, port: int) -> None:
     listening = bind(host, port)
     logger.info("listening on http://%s:%d", host, listening.getsockname()[1])
     try:
-        uvicorn.Server(_config(app, drain_s=30)).run(sockets=[listening])
+        uvicorn.Server(make_config(app, ProxySettings())).run(sockets=[listening])
     finally:
         listening.close()
 
@@ -62,17 +63,23 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _config(app: Any, *, drain_s: int) -> uvicorn.Config:
-    limits = ProxySettings()
+def make_config(app: Any, limits: ProxySettings) -> uvicorn.Config:
+    """Return how uvicorn serves an app: with guarded connections, without words of its own."""
     return uvicorn.Config(
         app,
+        loop="uvloop",
         http=guarded_protocol(limits),
         ws="none",
+        lifespan="on",
         access_log=False,
-        timeout_keep_alive=limits.keep_alive_s,
         log_config=None,  # its lines are of our log's format
         log_level="warning",
-        timeout_graceful_shutdown=drain_s,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=limits.keep_alive_s,
+        timeout_graceful_shutdown=limits.drain_s,
+        backlog=BACKLOG,
     )
 
 

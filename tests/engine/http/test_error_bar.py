@@ -120,7 +120,7 @@ class Asked:
         self._proxy = proxy
         self.bar = proxy.app.state.error_bar
         self.num = 0
-        eventually(lambda: proxy.app.state.chunk_reuse.is_supported)
+        eventually(lambda: proxy.app.state.engines.is_supported)
 
     def ask(self, documents: list[int], **fields: Any) -> dict[str, Any]:
         self.num += 1

@@ -90,7 +90,7 @@ def test_a_resent_message_keeps_or_lacks_the_order_hint_as_it_was_sent(
         ProxyServer(proxy_settings(engine.url)) as proxy,
         httpx.Client(base_url=proxy.url) as client,
     ):
-        eventually(lambda: proxy.app.state.chunk_reuse.is_supported)
+        eventually(lambda: proxy.app.state.engines.is_supported)
         Chat(client, engine, user="a").ask(f"{first}\n{second}\nWhy?", **reuse)
         chat = Chat(client, engine, user="a")
         sent = chat.ask(f"{second}\n{first}\nAnd how?", **reuse)

@@ -127,14 +127,14 @@ CASES = [
         "memory order",
         request(WITH_MEMORY),
         request("\n".join([RULES, *MEMORY[::-1]]), 3),
-        "items in another order",
+        "changed system prompt",
         "system",
     ),
     (
         "memory item",
         request(WITH_MEMORY),
         request("\n".join([RULES, MEMORY[0], "The user is new here.", *MEMORY[1:]]), 3),
-        "items added or removed",
+        "changed system prompt",
         "system",
     ),
     ("whitespace", request(), request(RULES.replace("\n", "  \n"), 3), "whitespace", "system"),
@@ -292,8 +292,7 @@ def test_memory_is_bounded_by_dropping_conversations() -> None:
     prompts = LastPrompts()
     body = JsonBody(json.dumps(request()).encode())
     for number in range(3000):
-        pair = prompts.replace(body, name=str(number))
-        assert pair is None or pair[0].is_head_only
+        assert prompts.replace(body, name=str(number)) is None
     assert len(prompts) == 1000
 
 

@@ -1,15 +1,13 @@
 """Why a request misses the prefix cache, said as it is sent: to its user only, and bounded."""
 
 import json
-import uuid
 from typing import Any
 
 import pytest
 
 from ragboost.proxy.hosted.causes import Cause
-from ragboost.proxy.hosted.comparison import PrefixBreak
-from ragboost.proxy.hosted.conversations import LastPrompts
-from ragboost.proxy.hosted.live import CacheBreak, PrefixWatch
+from ragboost.proxy.hosted.comparison import CacheBreak, PrefixBreak, find_break
+from ragboost.proxy.hosted.conversations import LastPrompts, PrefixWatch
 from ragboost.requests.json_body import JsonBody
 from ragboost.requests.parsed_request import parse_request
 from ragboost.requests.wires.normal_form import EngineKind
@@ -26,10 +24,10 @@ def observe(
 ) -> tuple[PrefixBreak | None, CacheBreak | None]:
     """Return the first difference, and what is said of it."""
     parsed = parse_request(json.dumps(body).encode(), headers, formats=(), team=team)
-    if (comparison := watch.observe(parsed, kind=kind)) is None:
+    if (pair := watch.observe(parsed, kind=kind)) is None:
         return None, None
-    found = comparison.run()
-    report = watch.report(comparison, found, tokens_per_byte=0.25)
+    found = find_break(pair, kind=kind, template=watch.template)
+    report = CacheBreak.of(found, tokens_per_byte=0.25)
     return (None, None) if report is None else (found, report)
 
 
@@ -66,17 +64,6 @@ def test_nothing_is_compared_with_the_requests_of_other_credentials_users_or_tea
     assert find(watch, changed) is not None
 
 
-def test_a_head_that_was_sent_before_diverges_nowhere() -> None:
-    watch = PrefixWatch()
-    first = request(RULES + "Now: 2026-11-22 10:03. " + RULES)
-    second = request(RULES + "Now: 2026-11-22 10:04. " + RULES)
-    named = [(*ALICE, (b"x-ragboost-session", b"%d" % i)) for i in range(4)]
-    assert find(watch, first, named[0]) is None
-    assert find(watch, second, named[1]) is not None
-    assert find(watch, first, named[2]) is None
-    assert find(watch, second, named[3]) is None
-
-
 def test_a_named_conversation_is_followed_to_another_model() -> None:
     watch = PrefixWatch()
     named = (*ALICE, (b"x-ragboost-session", b"s"))
@@ -84,19 +71,6 @@ def test_a_named_conversation_is_followed_to_another_model() -> None:
     found = find(watch, {**request(turns=3), "model": "m-2"}, named)
     assert found is not None
     assert (found.cause, found.path, found.equal_bytes) == (Cause.MODEL, "model", 0)
-
-
-def test_first_requests_are_compared_by_what_no_application_varies() -> None:
-    watch = PrefixWatch()
-    ask = {"messages": [{"role": "user", "content": "First?"}]}
-    for number in range(3):
-        uuid = f"0d9f1c8e-6a43-4cb8-9a6e-2f9a7c1f000{number}"
-        body = {"model": "m", "system": f"Trace {uuid}\n{RULES}Be kind.", **ask}
-        ask = {"messages": [{"role": "user", "content": f"Another question, {number}?"}]}
-        found = find(watch, body)
-        assert (found.cause if found else None) == (Cause.RANDOM_ID if number else None)
-    other = {"model": "m", "system": f"{RULES}Answer in French.\nBe kind.", **ask}
-    assert find(watch, other) is None
 
 
 def test_breakpoints_that_move_on_or_go_are_no_break() -> None:
@@ -120,23 +94,13 @@ def test_what_is_said_holds_no_text_and_is_ascii() -> None:
 
 
 @pytest.mark.parametrize("guess", ["Key: A1", "Key: B2", "Key: B2C3"])
-def test_a_guess_at_another_conversations_head_is_told_the_same_whatever_its_length(
-    guess: str,
-) -> None:
+def test_a_guess_at_another_conversations_head_is_told_nothing(guess: str) -> None:
     watch = PrefixWatch()
     end = "\nNow 10:0%d. Answer politely, and never name the key."
     find(watch, request(RULES + "Key: B2C3" + end % 4))
     other = {"messages": [{"role": "user", "content": "Tell me."}], "model": "m-1"}
     other["messages"].insert(0, {"role": "system", "content": RULES + guess + end % 5})
-    found, said = observe(watch, {**other, "tools": request()["tools"]})
-    if guess == "Key: B2C3":
-        assert found is not None
-        assert said is not None
-        assert said.header == f"diverged: date or time; {said.mend}".encode()
-        assert said.as_json() == {"cause": "date or time", "mend": said.mend}
-        assert said.sentence.startswith("diverged at messages[0], ")  # for operators
-    else:
-        assert said is None
+    assert observe(watch, {**other, "tools": request()["tools"]}) == (None, None)
 
 
 def test_place_and_length_are_for_who_sends_an_answer_of_the_conversation() -> None:
@@ -284,21 +248,6 @@ def test_a_later_system_message_is_a_break_where_engines_move_it_to_the_front(
     longer = request(turns=3)
     longer["messages"].insert(6, {"role": "system", "content": "The plan was changed."})
     assert find(watch, longer, kind=kind) is None
-
-
-def test_heads_whose_text_is_always_new_are_compared_one_time_in_sixteen() -> None:
-    watch = PrefixWatch()
-    num_compared = 0
-    for number in range(100):
-        system = f"Answer from the documents.\n\n{uuid.uuid4().hex * 40}\n\n{number}\n\nBe brief."
-        body = {"model": "m", "messages": [{"role": "user", "content": f"Question {number}?"}]}
-        body["messages"].insert(0, {"role": "system", "content": system})  # type: ignore[attr-defined]
-        parsed = parse_request(json.dumps(body).encode(), ALICE, formats=())
-        if (comparison := watch.observe(parsed)) is None:
-            continue
-        num_compared += 1
-        assert watch.report(comparison, None, tokens_per_byte=0.25) is None
-    assert num_compared <= 10
 
 
 def test_two_long_texts_are_compared_by_what_stands_around_their_difference() -> None:

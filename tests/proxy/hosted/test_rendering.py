@@ -8,7 +8,7 @@ import pytest
 
 from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.proxy.hosted.causes import Cause
-from ragboost.proxy.hosted.live import PrefixWatch
+from ragboost.proxy.hosted.conversations import PrefixWatch
 from tests.proxy.hosted.test_lint import request
 from tests.proxy.hosted.test_live import find
 

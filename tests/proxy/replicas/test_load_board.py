@@ -5,7 +5,7 @@ import random
 from msgspec.structs import astuple
 
 from ragboost.config import Settings
-from ragboost.proxy.replicas.load_board import LIFETIME_S, LoadBoard
+from ragboost.proxy.replicas.messages import LIFETIME_S, LoadBoard
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backend import Load
 from ragboost.proxy.upstream.backends import Backends

@@ -14,8 +14,8 @@ from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.replicas import redis_transport
-from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.messages import (
+    LoadBoard,
     LoadReport,
     MessageHandler,
     ReplicaMessage,
@@ -56,16 +56,16 @@ class Replica:
         self.follower = CacheFollower(self.backend.name, self.tenants)
         followers = {self.backend.name: self.follower}
         self.board = LoadBoard(backends, on_change=lambda: None)
-        handler = MessageHandler(backends, followers, self.board)
+        self.learned = 0
+        handler = MessageHandler(backends, followers, self.board, on_learned=self._learn)
         self.transport = RedisTransport(self.settings.session, handler)
 
     @property
     def num_nodes(self) -> int:
         return self.tenants.num_nodes
 
-    @property
-    def learned(self) -> int:
-        return self.transport.handler.learned
+    def _learn(self) -> None:
+        self.learned += 1
 
     async def open(self) -> None:
         await self.board.open()

@@ -19,7 +19,7 @@ from ragboost.proxy.records import SentRequest
 from ragboost.proxy.routing import router
 from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
+from ragboost.proxy.routing.signals import PrefixAffinity, prefixes_of
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.requests.formats import make_formats
 from ragboost.requests.json_body import JsonBody, chain_links

@@ -9,7 +9,7 @@ from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
+from ragboost.proxy.routing.signals import CacheReading, RoutingSignal
 from ragboost.proxy.upstream.backends import Backends
 
 

@@ -18,7 +18,7 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.upstream import backend_source
+from ragboost.proxy.upstream import backends as backends_module
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
 from tests.eventually import DEADLINE_S, eventually, run_event_loop
@@ -249,7 +249,7 @@ async def test_a_lookup_that_hangs_takes_one_thread_and_counts_when_it_ends(
         return [(socket.AF_INET, None, 6, "", ("10.0.0.1", port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(backend_source, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(backends_module, "_TIMEOUT_S", 0.01)
     settings = Settings.model_validate({"backend": {"dns": True, "url": "http://vllm.svc:8000"}})
     backends = Backends.of(settings)
     try:
@@ -260,7 +260,7 @@ async def test_a_lookup_that_hangs_takes_one_thread_and_counts_when_it_ends(
         assert backends.all == []
     finally:
         may_answer.set()
-    monkeypatch.setattr(backend_source, "_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr(backends_module, "_TIMEOUT_S", DEADLINE_S)
     await backends.sources[0].refresh()
     assert [backend.name for backend in backends.all] == ["10.0.0.1:8000"]
 

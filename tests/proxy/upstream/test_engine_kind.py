@@ -10,7 +10,7 @@ import pytest
 
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.engine_kind import find_kind
+from ragboost.proxy.upstream.engines import find_kind
 from ragboost.requests.wires.normal_form import EngineKind
 
 
@@ -34,7 +34,7 @@ def kind_of(routes: dict[str, bytes]) -> EngineKind | None:
     async def ask(port: int) -> EngineKind | None:
         backend = Backend(BackendSettings(url=f"http://127.0.0.1:{port}"))
         try:
-            return await find_kind(backend)
+            return await find_kind(backend.ask)
         finally:
             await backend.aclose()
 
@@ -67,6 +67,6 @@ def test_a_backend_is_known_by_what_it_serves(routes: dict[str, bytes], kind: En
 
 def test_a_backend_that_is_down_is_of_no_known_kind() -> None:
     async def ask() -> EngineKind | None:
-        return await find_kind(Backend(BackendSettings(url="http://127.0.0.1:9")))
+        return await find_kind(Backend(BackendSettings(url="http://127.0.0.1:9")).ask)
 
     assert asyncio.run(ask()) is None

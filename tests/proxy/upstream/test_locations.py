@@ -7,7 +7,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from ragboost.proxy.app import create_app
-from ragboost.proxy.upstream.relay import client_location
+from ragboost.proxy.routes.relay import client_location
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import proxy_settings
 

@@ -19,6 +19,7 @@ from ragboost.index.context_index import ContextIndex
 from ragboost.index.node import Node
 from ragboost.proxy.observability.recent_requests import RecentRequests, short_name
 from ragboost.proxy.routes.dashboard.figures import (
+    TotalsHistory,
     advice_for,
     is_shadow,
     read_arms,
@@ -30,8 +31,7 @@ from ragboost.proxy.routes.dashboard.figures import (
     read_totals,
     read_ttft,
 )
-from ragboost.proxy.routes.dashboard.history import TotalsHistory
-from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.routes.schemas import TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.types import named_key
 

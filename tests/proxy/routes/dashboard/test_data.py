@@ -9,8 +9,7 @@ import pytest
 from ragboost.index import ContextIndex
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
-from ragboost.proxy.routes.dashboard.figures import read_samples, read_ttft
-from ragboost.proxy.routes.dashboard.history import TotalsHistory
+from ragboost.proxy.routes.dashboard.figures import TotalsHistory, read_samples, read_ttft
 from ragboost.proxy.routes.dashboard.routes import hot_prefixes
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings

@@ -1,19 +1,28 @@
-"""Ask the backends whether they reuse chunks.
+"""Ask the backends again and again what they are, and whether they reuse chunks.
 
-The embedded engine, and vLLM and SGLang with our plug-in, say so at `/chunk_reuse`. With several
-backends all of them must reuse chunks, since a request may move from one to another.
+The embedded engine, and vLLM and SGLang with our plug-in, say the latter at `/chunk_reuse`. With
+several backends all of them must reuse chunks, since a request may move from one to another.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from ragboost.config import BackendSettings
+from ragboost.errors import BackendError
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.backend_watch import BackendWatch
 from ragboost.requests.graph_documents import graph_as_documents
+from ragboost.requests.wires.normal_form import EngineKind
+from ragboost.util.jsonl import json_value
+
+Ask = Callable[[str], Awaitable[tuple[int, bytes]]]
+"""Sends a GET and returns status and body."""
+
+_RETRY_S = 2.0
+_RECHECK_S = 30.0
 
 PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
 """What a proxy answers at `/chunk_reuse`, by which another one and `doctor` recognise it."""
@@ -60,22 +69,49 @@ class ReuseReport(msgspec.Struct):
     graphs: bool = False  # it reads `ragboost.graph`
 
 
-class ChunkReuseProbe(BackendWatch[ReuseReport]):
-    """Know whether the backends reuse chunks; nothing is reused before all have answered.
+class Engines:
+    """What renders the backends' prompts, and what chunks these reuse: nothing before all have
+    answered. `open` and `close` belong to the event loop.
 
     The setting `reuse_chunks` answers for all backends, and leaves their recompute ratio unknown;
-    whether they read graphs is asked in any case.
+    whether they read graphs is asked in any case. A backend that is added has no answer before it
+    has given one; one that is removed is forgotten.
     """
 
     def __init__(self, settings: BackendSettings, backends: Sequence[Backend]) -> None:
-        super().__init__(backends)
+        self._backends = list(backends)
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # these three by name of the backend
+        self._kinds: dict[str, EngineKind] = {}
+        self._reports: dict[str, ReuseReport] = {}
         self._configured = settings.reuse_chunks
-        self.is_supported = bool(settings.reuse_chunks)  # by all backends
         self._report = ReuseReport()  # the latest one of those that reuse chunks
+        self._update()
+
+    def add(self, backend: Backend) -> None:
+        self._backends.append(backend)
+        self._update()
+        self._tasks[backend.name] = asyncio.create_task(self._watch(backend))
+
+    def remove(self, backend: Backend) -> None:
+        self._backends.remove(backend)
+        self._tasks.pop(backend.name).cancel()
+        self._kinds.pop(backend.name, None)
+        self._reports.pop(backend.name, None)
+        self._update()
+
+    async def open(self) -> None:
+        for backend in self._backends:
+            if backend.name not in self._tasks:
+                self._tasks[backend.name] = asyncio.create_task(self._watch(backend))
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     @property
     def reads_graphs(self) -> bool:
-        reports = self._answers
+        reports = self._reports
         return all(b.name in reports and reports[b.name].graphs for b in self._backends)
 
     def may_reuse(self, reuse: Any) -> bool:
@@ -109,16 +145,26 @@ class ChunkReuseProbe(BackendWatch[ReuseReport]):
             return raw
         return graph_as_documents(raw, can_reuse=self.is_supported and has_chunks)
 
-    async def _ask(self, backend: Backend) -> bool:
-        answer = await backend.fetch("/chunk_reuse")
-        report = self._answers[backend.name] = _read(answer)
-        if self._configured is None and report.is_possible:
-            self._report = report
-        return answer is not None
+    async def _watch(self, backend: Backend) -> None:
+        while True:
+            answer = await backend.fetch("/chunk_reuse")
+            self._reports[backend.name] = report = _read(answer)
+            if self._configured is None and report.is_possible:
+                self._report = report
+            self._update()
+            kind = await find_kind(backend.ask)
+            if kind is not None:  # an engine that is down comes back as what it was
+                self._kinds[backend.name] = kind
+            self._update()
+            await asyncio.sleep(_RETRY_S if answer is None or kind is None else _RECHECK_S)
 
     def _update(self) -> None:
+        kinds = {self._kinds.get(backend.name, "") for backend in self._backends}
+        # Of all backends; empty before all have answered.
+        self.kind: EngineKind = next(iter(kinds)) if len(kinds) == 1 else ""
+        num_reusing = sum(each.is_possible for each in self._reports.values())
+        self.is_supported = self._configured or False  # by all backends
         if self._configured is None:
-            num_reusing = sum(each.is_possible for each in self._answers.values())
             self.is_supported = 0 < num_reusing == len(self._backends)
 
 
@@ -127,3 +173,31 @@ def _read(answer: bytes | None) -> ReuseReport:
         return msgspec.json.decode(answer or b"{}", type=ReuseReport)
     except msgspec.DecodeError:
         return ReuseReport()  # the answer of another server
+
+
+def owner_of(models: Any) -> str:
+    """Return who serves the first model of a list of models; empty if that is not said."""
+    data = models.get("data") if isinstance(models, dict) else None
+    first = data[0] if isinstance(data, list) and data else None
+    return str(first.get("owned_by") or "") if isinstance(first, dict) else ""
+
+
+async def find_kind(ask: Ask) -> EngineKind | None:
+    """Return the kind of a backend; None if it does not answer."""
+    try:
+        status, models = await ask("/v1/models")
+        owner = owner_of(json_value(models)) if status == 200 else ""
+        if owner == "vllm":
+            return "vllm"
+        if owner == "sglang":
+            return "sglang"
+        # Models may need a key that only clients have; the metrics of engines need none.
+        has_metrics, metrics = await ask("/metrics")
+        if has_metrics == 200 and b"\nvllm:" in metrics:
+            return "vllm"
+        if has_metrics == 200 and b"\nsglang:" in metrics:
+            return "sglang"
+        status, _ = await ask("/health")
+    except BackendError:
+        return None
+    return "" if has_metrics == 200 or status == 200 else "hosted"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ragboost.config import BackendSettings
-from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.engines import Engines
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,6 @@ from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 def test_without_a_report_of_the_backend_only_the_request_says_the_ratio(
     reuse: Any, ratio: float | None
 ) -> None:
-    probe = ChunkReuseProbe(BackendSettings(reuse_chunks=True), [])
+    probe = Engines(BackendSettings(reuse_chunks=True), [])
 
     assert probe.recompute_ratio(reuse) == ratio

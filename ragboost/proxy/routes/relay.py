@@ -6,14 +6,13 @@ backend.
 
 import logging
 import time
-from typing import Protocol
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
 from ragboost.proxy.records import SentRequest
+from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.serving.errors import error_body
-from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.requests.headers import RawHeaders, get_header, response_headers, with_header
@@ -26,25 +25,9 @@ _EVENT_STREAM = "text/event-stream"
 _LOCATIONS = (b"location", b"content-location")
 
 
-class BackendSlot(Protocol):
-    """A request's place at a backend, which moves to another one if the backend refuses it."""
-
-    @property
-    def backend(self) -> Backend: ...
-
-    @property
-    def cached_tokens(self) -> int: ...
-
-    def fail_over(self, error: BackendError) -> bool:
-        """Move to a backend that was not tried; False if there is none, or the error forbids it."""
-
-    def prefill_done(self, *, is_stream: bool = False) -> None:
-        """Note that the response has begun; a stream begins when its prompt is computed."""
-
-
 async def relay(
     exchange: ClientExchange,
-    slot: BackendSlot,
+    slot: Admission,
     sent: SentRequest,
     *,
     added: RawHeaders = (),
@@ -72,7 +55,7 @@ async def relay(
 
 
 async def _request(
-    exchange: ClientExchange, slot: BackendSlot, sent: SentRequest
+    exchange: ClientExchange, slot: Admission, sent: SentRequest
 ) -> UpstreamResponse | None:
     """Send the request; if no backend accepts it, answer with an error and return None."""
     headers = _with_request_id(sent.headers, exchange)
@@ -94,7 +77,7 @@ async def _request(
 
 async def _send_head(
     exchange: ClientExchange,
-    slot: BackendSlot,
+    slot: Admission,
     response: UpstreamResponse,
     added: RawHeaders,
     reader: ResponseReader | None,
@@ -123,7 +106,7 @@ async def _send_head(
 
 async def _send_body(
     exchange: ClientExchange,
-    slot: BackendSlot,
+    slot: Admission,
     response: UpstreamResponse,
     reader: ResponseReader | None,
     *,
