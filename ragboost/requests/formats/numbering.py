@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragboost.requests.formats.citations import CitationMap
-from ragboost.requests.formats.groups import Edit, Group, TextGroup
+from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup
 from ragboost.requests.formats.notes import may_cite
 from ragboost.requests.wires.answer_texts import assistant_texts
 from ragboost.requests.wires.body import Path, Slot, message_list
@@ -163,8 +163,10 @@ def texts_behind(
             stop = slot
             break
         is_short = sum(len(part.text) for part in parts) <= _MAX_QUESTION
-        # A record of another kind may stand behind documents that are JSON.
-        if slot.is_user and is_short and not (is_leading and group.is_json):
+        # A record of another kind may stand behind documents that are JSON, and one more document
+        # behind those that traffic has shown.
+        is_open = group.is_json or group.frame == EVIDENCE
+        if slot.is_user and is_short and not (is_leading and is_open):
             texts += [line for part in parts for line in _asking(part)]
     return [*texts, *_answers_behind(body, leading, stop=stop)], stop is not None
 
