@@ -211,6 +211,8 @@ def test_what_else_stands_in_a_usage_event_is_kept(step: int, end: str) -> None:
     assert sent.endswith("}" + end)
     plain = f'data: {{{ours}, "timings": null, "citations": []}}{end}'
     assert read_usage_of(plain.encode(), step=step, strips_usage=True)[1] == b""
+    zero = plain.replace("null, ", '0, "is_cached": false, ', 1).replace("null, ", "0, ")
+    assert b'"is_cached":' in read_usage_of(zero.encode(), step=step, strips_usage=True)[1]
 
 
 def test_an_event_that_is_too_long_is_passed_on_unread(monkeypatch: pytest.MonkeyPatch) -> None:
