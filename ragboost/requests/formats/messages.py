@@ -226,14 +226,14 @@ class Messages:
         groups: dict[Path, list[Group]] = defaultdict(list)
         for place in places:
             groups[place.slot.path].append(place.group)
-        is_cut = group.frame == EVIDENCE  # from a list that was open
+        is_cut = group.frame == EVIDENCE  # from a list whose last document has no certain end
         others = [
             slot
             for slot, result in zip(slots, scans, strict=True)
             if any(g.is_numbered and g is not group for g in groups.get(slot.path, ()))
             or (
                 (result.problem or result.numbers)
-                and not (is_cut and result.marks and slot is leading.slot)
+                and not (is_cut and result.marks and result.problem and slot is leading.slot)
             )
         ]
         behind, has_other = texts_behind(body, slots, groups, leading.slot, group, others=others)

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragboost.requests.formats.citations import CitationMap
+from ragboost.requests.formats.citations import WORD, CitationMap
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup
 from ragboost.requests.formats.notes import may_cite
 from ragboost.requests.wires.answer_texts import assistant_texts
 from ragboost.requests.wires.body import Path, Slot, message_list
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
-_WORD = re.compile(r"([^\W\d_]{1,40})((?:[ \u00a0_#:：-]|\*\*)*)\Z")
+_WORD = re.compile(rf"({WORD})((?:[ \u00a0_#:：-]|\*\*)*)[\[【(（]?\Z")
 _TAG = re.compile(r"<([^\W\d_]{1,40})\b")
 # Two lines that begin with a number and a label's word or marks, or one that ends with a colon: a
 # list that was not found.

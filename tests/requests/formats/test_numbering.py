@@ -22,6 +22,8 @@ from tests.requests.formats.rewriting import user
         ("[{}]", "[1], Document 1"),
         ("### Passage {}:", "[1], Passage 1, Document 1"),
         ("【資料{}】", "【1】, 資料1, 資料 1"),
+        ("Document[{}]:\n", "[1], Document 1"),
+        ("दस्तावेज़ {}:", "[1], दस्तावेज़ 1, Document 1"),
     ],
 )
 def test_the_word_of_a_label_and_brackets_cite(label: str, cited: str) -> None:
