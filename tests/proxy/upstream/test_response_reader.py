@@ -151,6 +151,15 @@ def test_usage_of_a_json_response(answer: Any, usage: Usage | None) -> None:
     assert reader.usage == usage
 
 
+def test_a_byte_order_mark_hides_no_event() -> None:
+    found: list[Any] = []
+    reader = ResponseReader(on_messages=found.append)
+    reader.start(is_stream=True)
+    events = [{"choices": [{"index": 0, "delta": {"content": text}}]} for text in ("A", "da")]
+    reader.feed(b"\xef\xbb\xbf" + b"".join(map(stream, events)) + b"data: [DONE]\n\n")
+    assert found[0][0]["content"] == "Ada"
+
+
 def read_usage_of(data: bytes, *, step: int, strips_usage: bool = False) -> tuple[Any, bytes]:
     reader = ResponseReader(strips_usage=strips_usage)
     assert reader.start(is_stream=True) == strips_usage
