@@ -23,6 +23,7 @@ _COMPARED = 4096  # characters behind the difference that are searched for white
 _MAX_JSON = 64 * 1024  # characters of a text that is parsed as JSON
 _MAX_TOOL_BYTES = 256 * 1024  # of all tools, beyond which these are not looked at one by one
 _MAX_CLEARED = 200  # characters that stand for the result of a tool
+_REASONING = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
 _REASONING_TYPES = ("reasoning", "thinking", "redacted_thinking")
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
@@ -122,7 +123,7 @@ def _message_cause(before: PromptParts, after: PromptParts, at: int) -> Cause | 
 def _without_reasoning(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
-    kept = {n: v for n, v in message.items() if n not in ("reasoning", "reasoning_content")}
+    kept = {name: value for name, value in message.items() if name not in _REASONING}
     if isinstance(content := kept.get("content"), list):
         kept["content"] = joined([block for block in content if not _is_reasoning(block)])
     return kept

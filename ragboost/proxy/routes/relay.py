@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
+from ragboost.proxy.asgi.hosts import is_loopback
 from ragboost.proxy.records import SentRequest
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.serving.errors import error_body
@@ -212,6 +213,7 @@ def client_location(value: bytes, *, backend_url: str, mount: str = "") -> bytes
 
 
 def _server(parts: SplitResult) -> tuple[str, int | None]:
-    """Return host and port, which a backend behind TLS may name with the port of plain HTTP."""
-    port = None if parts.port in (80, 443) else parts.port
-    return (parts.hostname or "").removesuffix("."), port
+    """Return host and port, which a backend behind TLS may name with the port of plain HTTP, and
+    one on this machine by another name of it."""
+    port, host = None if parts.port in (80, 443) else parts.port, parts.hostname or ""
+    return "localhost" if is_loopback(host) else host.removesuffix("."), port

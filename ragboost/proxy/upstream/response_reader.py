@@ -1,6 +1,7 @@
 """Read the usage and the assistant's messages of a response while it is relayed."""
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 from ragboost.proxy.upstream.mapped_answer import AnswerMapper
 from ragboost.requests.json_body import decode_json
 from ragboost.requests.wires.chat_answers import AnswerDeltas, AnswerMessage, read_answers
+from ragboost.requests.wires.normal_form import is_empty
 from ragboost.requests.wires.registry import ANY
 from ragboost.requests.wires.usage import (
     OURS_START,
@@ -216,12 +218,13 @@ class ResponseReader:
 
 
 def _data(event: bytes) -> bytes:
-    return b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")])
+    lines = event.removeprefix(BOM_UTF8).splitlines()
+    return b"\n".join([line[5:] for line in lines if line.startswith(b"data:")])
 
 
 def _without_usage(event: bytes, data: bytes, answer: Mapping[str, Any]) -> bytes:
     """Return a usage event with what else the backend says in it; empty if that is nothing."""
-    if not any(value for name, value in answer.items() if name not in _USAGE_EVENT):
+    if all(is_empty(value) for name, value in answer.items() if name not in _USAGE_EVENT):
         return b""
     try:
         fields = _FIELDS.decode(data)

@@ -23,6 +23,12 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
+# A word, with what is no letter but a part of it: vowel signs of Indic scripts and Thai, accents.
+_SIGNS = (
+    r"\u0300-\u036f\u0591-\u05c7\u0610-\u065f\u0670\u0900-\u0963\u0981-\u0ddf\u0e31-\u0e4e"
+    r"\u0eb1-\u0ecd\u102b-\u103e\u17b4-\u17d3\u200c\u200d"
+)
+WORD = rf"(?>[^\W\d_]{{1,24}}(?:(?=\W)[{_SIGNS}]{{1,4}}[^\W\d_]{{0,24}}){{0,12}})"
 _TOKEN = re.compile(r"\n[ \t>]{0,16}[`~]{0,32}|`{1,32}|[0-9]{1,7}")
 _MAX_DIGITS = 6
 _MAX_NUMBERS = 64  # in one pair of brackets

@@ -24,6 +24,7 @@ from ragboost.requests.wires.body import find_question, message_field, replace_q
 from ragboost.types import Document, is_blank
 
 _NAMES = ("id", "doc_id", "title", "score", "metadata")  # beside the text of an element
+_TEXTS = ("text", "data", "content", "page_content")
 
 
 class DocumentsField:
@@ -129,11 +130,13 @@ def _as_document(value: Any) -> Document:
 def _is_blank(value: Any) -> bool:
     """Return True for an element in which every chat template would find nothing to render but
     names."""
-    if isinstance(value, dict):
-        return "text" in value and all(
-            is_blank(field) or field is None for name, field in value.items() if name not in _NAMES
-        )
-    return is_blank(value)
+    if not isinstance(value, dict):
+        return is_blank(value)
+    data = value.get("data")
+    fields = {**value, **(data if isinstance(data, dict) else {"data": data})}
+    return not set(_TEXTS).isdisjoint(value) and all(
+        is_blank(field) or field is None for name, field in fields.items() if name not in _NAMES
+    )
 
 
 def _without(documents: Sequence[Any], blank: Sequence[int]) -> list[Any]:
@@ -155,8 +158,7 @@ def _check_citations(body: Mapping[str, Any], documents: Sequence[Any]) -> None:
 
 
 def _has_text(value: dict[str, Any]) -> bool:
-    text = value.get("text", value.get("data"))
-    return isinstance(text, str | dict) and bool(text)
+    return any(isinstance(value.get(name), str | dict) and value[name] for name in _TEXTS)
 
 
 def _labels(documents: Sequence[Any]) -> list[str]:

@@ -242,19 +242,23 @@ class Messages:
         groups: dict[Path, list[Group]] = defaultdict(list)
         for place in places:
             groups[place.slot.path].append(place.group)
+        is_cut = group.frame == EVIDENCE  # from a list whose last document has no certain end
         others = [
             slot
             for slot, result in zip(slots, scans, strict=True)
             if any(g.is_numbered and g is not group for g in groups.get(slot.path, ()))
-            or result.problem
-            or result.numbers
+            or (
+                (result.problem or result.numbers)
+                and not (is_cut and result.marks and result.problem and slot is leading.slot)
+            )
         ]
         behind, has_other = texts_behind(body, slots, groups, leading.slot, group, others=others)
         stays = has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
-        before = group.around()[0] if leading.slot.is_user else ""
-        numbering = replace(
-            numbering, stays=stays or asks_for_number(numbering, before), maps_answer=not has_other
-        )
+        before, after = group.around()
+        stays = stays or (leading.slot.is_user and asks_for_number(numbering, before))
+        # What follows a list that was open may be one more document, so that it stays as it is.
+        stays = stays or (is_cut and numbering.refers(after))
+        numbering = replace(numbering, stays=stays, maps_answer=not has_other)
         return _Layout(leading, references, cites, numbering, behind)
 
     def _references(

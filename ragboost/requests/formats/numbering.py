@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragboost.requests.formats.citations import CitationMap
-from ragboost.requests.formats.groups import Edit, Group, TextGroup
+from ragboost.requests.formats.citations import WORD, CitationMap
+from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup
 from ragboost.requests.formats.notes import may_cite
 from ragboost.requests.wires.answer_texts import assistant_texts
 from ragboost.requests.wires.body import Path, Slot, message_list
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
-_WORD = re.compile(r"([^\W\d_]{1,40})((?:[ \u00a0_#:：-]|\*\*)*)\Z")
+_WORD = re.compile(rf"({WORD})((?:[ \u00a0_#:：-]|\*\*)*)[\[【(（]?\Z")
 _TAG = re.compile(r"<([^\W\d_]{1,40})\b")
 # Two lines that begin with a number and a label's word or marks, or one that ends with a colon: a
 # list that was not found.
@@ -163,8 +163,10 @@ def texts_behind(
             stop = slot
             break
         is_short = sum(len(part.text) for part in parts) <= _MAX_QUESTION
-        # A record of another kind may stand behind documents that are JSON.
-        if slot.is_user and is_short and not (is_leading and group.is_json):
+        # A record of another kind may stand behind documents that are JSON, and one more document
+        # behind those that traffic has shown.
+        is_open = group.is_json or group.frame == EVIDENCE
+        if slot.is_user and is_short and not (is_leading and is_open):
             texts += [line for part in parts for line in _asking(part)]
     return [*texts, *_answers_behind(body, leading, stop=stop)], stop is not None
 

@@ -21,7 +21,7 @@ _TEXTS = frozenset(
 )
 _WHOLE = frozenset({"id", "role", "type"})  # strings of which the latest stands
 _MAX_PARSED = 64  # looks at whether a call's arguments are complete; each reads all of them
-_TEXT_PART = frozenset({"type", "text", "thinking", "summary"})
+_TEXT_PART = frozenset({"type", "text", "thinking", "summary", "signature"})
 _CALLED = ("function", "custom")  # where a call has its name
 
 
@@ -41,7 +41,7 @@ class AnswerDeltas:
 
     def add(self, event: Any) -> bool:
         """Add an event; return False if it is an error, no completion, or nested too deeply."""
-        if not isinstance(event, dict) or "error" in event:
+        if not isinstance(event, dict) or event.get("error") or event.get("object") == "error":
             return False
         for choice in _objects(event.get("choices")):
             if isinstance(delta := choice.get("delta"), dict):
@@ -141,7 +141,9 @@ class _Elements:
             return True
         if _index(part) is not None or _name(part):
             return False
-        return id(element) in self._current or not part.keys() | element.keys() <= _TEXT_PART
+        if id(element) in self._current or str(element.get("signature", "")):  # it ends a text
+            return True
+        return not part.keys() | element.keys() <= _TEXT_PART
 
 
 class _Calls(_Elements):

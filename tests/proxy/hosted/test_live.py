@@ -131,6 +131,10 @@ MARKED_THOUGHT = [
     [
         ({"content": "So.", "reasoning_content": THOUGHT}, {"content": "So."}),
         ({"content": "So.", "reasoning": THOUGHT}, {"content": "So.", "reasoning": None}),
+        (
+            {"content": "So.", "reasoning": THOUGHT, "reasoning_details": [{"text": THOUGHT}]},
+            {"content": "So."},
+        ),
         ({"content": MARKED_THOUGHT}, {"content": MARKED_THOUGHT[1:]}),
         ({"content": MARKED_THOUGHT}, {"content": "So."}),
     ],

@@ -46,6 +46,8 @@ def test_a_mounted_proxy_redirects_below_its_own_path(engine: FakeEngine) -> Non
         ("http://h/basement", "http://h/base", "/basement"),
         ("/base/v1/x", "http://h/base", "/v1/x"),
         ("http://[::1]:8000/x", "http://[::1]:8000", "/x"),
+        ("http://localhost:8000/x", "http://127.0.0.1:8000", "/x"),
+        ("http://127.0.0.1:8001/x", "http://localhost:8000", "http://127.0.0.1:8001/x"),
         ("http://h//evil.example/x", "http://h", "/evil.example/x"),
         ("http://h/base//evil.example/x", "http://h/base", "/evil.example/x"),
         ("http://h/caf\u00e9", "http://h", "/caf\u00e9"),

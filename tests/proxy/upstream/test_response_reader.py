@@ -151,6 +151,15 @@ def test_usage_of_a_json_response(answer: Any, usage: Usage | None) -> None:
     assert reader.usage == usage
 
 
+def test_a_byte_order_mark_hides_no_event() -> None:
+    found: list[Any] = []
+    reader = ResponseReader(on_messages=found.append)
+    reader.start(is_stream=True)
+    events = [{"choices": [{"index": 0, "delta": {"content": text}}]} for text in ("A", "da")]
+    reader.feed(b"\xef\xbb\xbf" + b"".join(map(stream, events)) + b"data: [DONE]\n\n")
+    assert found[0][0]["content"] == "Ada"
+
+
 def read_usage_of(data: bytes, *, step: int, strips_usage: bool = False) -> tuple[Any, bytes]:
     reader = ResponseReader(strips_usage=strips_usage)
     assert reader.start(is_stream=True) == strips_usage
@@ -211,6 +220,8 @@ def test_what_else_stands_in_a_usage_event_is_kept(step: int, end: str) -> None:
     assert sent.endswith("}" + end)
     plain = f'data: {{{ours}, "timings": null, "citations": []}}{end}'
     assert read_usage_of(plain.encode(), step=step, strips_usage=True)[1] == b""
+    zero = plain.replace("null, ", '0, "is_cached": false, ', 1).replace("null, ", "0, ")
+    assert b'"is_cached":' in read_usage_of(zero.encode(), step=step, strips_usage=True)[1]
 
 
 def test_an_event_that_is_too_long_is_passed_on_unread(monkeypatch: pytest.MonkeyPatch) -> None:

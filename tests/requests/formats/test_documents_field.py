@@ -108,6 +108,20 @@ def test_the_question_is_the_last_text_of_the_last_user_message() -> None:
     assert new["messages"][1] is body["messages"][1]
 
 
+@pytest.mark.parametrize("name", ["text", "content", "page_content"])
+def test_the_text_of_an_element_has_any_of_the_common_names(name: str) -> None:
+    body = body_of([{"title": "A", name: "one"}, {"title": "B", name: "two"}])
+    assert moved(body, [1, 0])["documents"] == body["documents"][::-1]
+
+
+def test_coheres_elements_without_text_are_left_out() -> None:
+    blank = [{"id": "b", "data": ""}, {"id": "c", "data": {"title": "T", "text": " "}}]
+    body = body_of([{"id": "a", "data": {"text": "one"}}, *blank, {"id": "d", "data": "two"}])
+    found = FIELD.extract(body)
+    assert found is not None
+    assert (found.blank, len(found.documents)) == ((1, 2), 2)
+
+
 @pytest.mark.parametrize("documents", [None, []])
 def test_no_documents_are_nothing_to_do(documents: Any) -> None:
     assert FIELD.extract(body_of(documents)) is None
@@ -122,10 +136,11 @@ def test_what_we_do_not_understand_is_left_alone(documents: Any) -> None:
 
 def test_elements_without_text_are_left_out_but_not_those_with_something_else() -> None:
     blank = ["", " ", {"text": "", "id": 1}, {"text": None, "title": "T", "url": ""}]
+    blank += [{"title": "T", "content": "\n"}, {"page_content": "", "metadata": {"n": 1}}]
     body = body_of(["one", *blank, "two"])
     found = FIELD.extract(body)
     assert found is not None
-    assert (found.blank, len(found.documents)) == ((1, 2, 3, 4), 2)
+    assert (found.blank, len(found.documents)) == (tuple(range(1, 7)), 2)
     for order in ([0, 1], [1, 0]):
         new = FIELD.replace(body, found, context_of(found, order))
         assert new["documents"] == [["one", "two"][at] for at in order]

@@ -11,6 +11,7 @@ from ragboost.requests.formats import LeftAloneError, find_format, make_formats
 from ragboost.requests.formats.frames import scan
 from ragboost.requests.formats.numbering import is_answer_fixed, numbering_of
 from tests.requests.formats.frames.texts import DOCUMENTS, LEASE, RENT, numbered, prompt
+from tests.requests.formats.joined_texts import paragraph
 from tests.requests.formats.rewriting import user
 
 
@@ -21,6 +22,8 @@ from tests.requests.formats.rewriting import user
         ("[{}]", "[1], Document 1"),
         ("### Passage {}:", "[1], Passage 1, Document 1"),
         ("【資料{}】", "【1】, 資料1, 資料 1"),
+        ("Document[{}]:\n", "[1], Document 1"),
+        ("दस्तावेज़ {}:", "[1], दस्तावेज़ 1, Document 1"),
     ],
 )
 def test_the_word_of_a_label_and_brackets_cite(label: str, cited: str) -> None:
@@ -131,3 +134,27 @@ def test_numbers_before_documents_that_traffic_shows_are_places_too(label: str) 
     mapped = numbering.answer_map([1, 0, 2, 3, 4])
     assert mapped is not None
     assert mapped.apply("See [1] and [2, 3].") == "See [2] and [1, 3]."
+
+
+@pytest.mark.parametrize(
+    ("question", "stays"),
+    [("Who signed?", False), ("What else does [2] say?", True)],
+)
+def test_documents_that_traffic_has_shown_move_unless_what_follows_cites_one(
+    question: str, stays: bool
+) -> None:
+    """The list whose last document has no certain end is not another one."""
+    formats, rng = make_formats(Settings(), learns=True), random.Random(4)
+    texts = [f"{paragraph(rng, n)} {paragraph(rng, n)}" for n in range(10)]
+    stayed = []
+    for n in range(20):
+        asked = "Question: " + (question if n > 11 else f"Who signed, by part {n}?")
+        listed = "\n".join(f"[{at}] {text}" for at, text in enumerate(rng.sample(texts, 4), 1))
+        with suppress(LeftAloneError):
+            hit = find_format(formats, user(f"Use these texts:\n{listed}\n\n{asked}"))
+            assert hit is not None
+            numbering = hit[1].numbering
+            assert numbering is not None
+            stayed.append(numbering.stays)
+    assert len(stayed) > 8
+    assert set(stayed[-8:]) == {stays}

@@ -178,6 +178,31 @@ def test_details_of_reasoning_are_merged_by_index_type_and_id() -> None:
     ]
 
 
+@pytest.mark.parametrize("empty", [{}, {"signature": ""}, {"signature": None}])
+def test_a_signature_ends_a_block_of_reasoning_that_comes_in_pieces(empty: Delta) -> None:
+    """As LiteLLM streams Anthropic's."""
+    pieces = [{"thinking": text, **empty} for text in ("Two ", "and two.")]
+    pieces += [{"thinking": "", "signature": "S"}, {"thinking": "Then ", **empty}]
+    deltas = [{"thinking_blocks": [{"type": "thinking", **piece}]} for piece in pieces]
+    first, second = merged(*deltas)["thinking_blocks"]
+    assert first == {"type": "thinking", "thinking": "Two and two.", "signature": "S"}
+    assert second["thinking"] == "Then "
+
+
+@pytest.mark.parametrize(
+    ("event", "is_answer"),
+    [
+        ({"object": "error", "message": "engine died", "code": 500}, False),
+        ({"error": {"message": "engine died"}, "choices": []}, False),
+        ({"error": None, "choices": [{"index": 0, "delta": {"content": "A"}}]}, True),
+    ],
+)
+def test_an_event_that_is_an_error_in_any_shape_ends_the_answer(
+    event: Delta, is_answer: bool
+) -> None:
+    assert AnswerDeltas().add(event) == is_answer
+
+
 def test_elements_that_have_no_name_stay_apart_but_texts_are_joined() -> None:
     sources = [{"type": "url_citation", "url_citation": {"url": url}} for url in ("a", "a", "b")]
     assert merged(*[{"annotations": [each]} for each in sources])["annotations"] == sources

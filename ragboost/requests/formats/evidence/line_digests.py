@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
+from ragboost.requests.formats.citations import WORD
+
 MAX_LINES = 1024
 _MAX_LABEL = 40
 _SHORT = 40  # characters; a line that long which occurs twice in a text is a copy, not a mark
-# A place in the list, in front of a line: `[3] `, `3. `, `(3) `, `- 3: `, `Document 3: `.
+# A place in the list, in front of a line: `[3] `, `3. `, `(3) `, `- 3: `, `**Document 3:** `.
 _NUMBER = re.compile(
-    r"(?:[-*+•]\s+|#{1,6}\s+)?[\[(（【]?(?:[^\W\d_]{1,24}+ ?){0,2}\#?(\d{1,4})"
-    r"(?:[\])]?[.:]?(?:(?<=\])|\s)|[】：、）])\s*"
+    r"(?:[-*+•]\s+|#{1,6}\s+|[=~-]{3,32}\s+)?(?:\*\*)?[\[(（【]?"
+    rf"(?:{WORD}[ _-]?){{0,2}}[\[(（【]?\#?(\d{{1,4}})"
+    r"(?:[\])]?[.:]?(?:\*\*)?(?:(?<=\])|\s)|[】：、）])\s*"
 )
 # Words that announce documents which begin on their line: `Context: text`.
 _ANNOUNCES = re.compile(

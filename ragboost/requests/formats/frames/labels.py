@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from ragboost.requests.formats.citations import WORD
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.elements import is_count
@@ -24,16 +25,20 @@ from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
 
 _BEFORE = re.compile(
-    r"[ \t]{0,3}(?:(?:\#{1,6}|[*=~%+-]{3,32})[ \t]{1,8})?(?:\*\*)?[\[【(（<「《]{0,2}/?"
-    r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?"
+    r"[ \t]{0,3}(?:(?:\#{1,6}|[*=~%+-]{3,32})[ \t]{1,8})?(?:\*\*)?[\[【(（<「《{|]{0,3}/?"
+    rf"(?:{WORD}(?:[ _-]{WORD}){{0,2}}[ _\#:：-]{{0,2}}(?:[\[【]| [(（])?)?"
 )
-_MAX_BEFORE = 136  # characters that it can match
-_BEHIND = r"\])】）」》>:：、*"
+_MAX_BEFORE = 138  # characters that it can match
+_BEHIND = r"\])】）」》>}|:：、*"
 _MAX_BEHIND = 4
 _LINE_END = r"(?=[ \t]*\r?(?:\n|\Z))"
 # Labels count from 0 or 1. A search for one fixed character is many times faster.
-# Behind a number: marks, a colon as in French, or what a line with a rule before it ends with.
+# Behind a number: marks, a colon as in French, what a line with a rule before it ends with, or a
+# title: `Document 1 (a.pdf):`.
+_TITLE = " "
+_IS_TITLE = r"(?=[(\[|–—-][^\n])"
 _AFTER = rf"[{_BEHIND}]{{1,{_MAX_BEHIND}}}|[ \u00a0\u202f][:：]|[ \t][*=~%+-]{{3,32}}{_LINE_END}"
+_AFTER += f"|{_TITLE}{_IS_TITLE}"
 _FIRST = {n: re.compile(rf"{n}(?:({_AFTER})|{_LINE_END})") for n in "01"}
 _LATER = re.compile(rf"(?<!\d)([2-9]|[1-9]\d{{1,3}})(?:({_AFTER})|{_LINE_END})")
 _ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
@@ -155,7 +160,9 @@ def _before(text: str, at: int) -> str:
 
 def _pattern(before: str, after: str) -> re.Pattern[str]:
     behind = re.escape(after) if after else _LINE_END
-    if 0 < len(after) < _MAX_BEHIND:
+    if after == _TITLE:
+        behind += _IS_TITLE
+    elif 0 < len(after) < _MAX_BEHIND:
         behind += f"(?![{_BEHIND}])"
     return re.compile(rf"\n{re.escape(before)}(?P<n>\d{{1,6}}){behind}")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate
 from ragboost.requests.formats.frames.elements import is_count
-from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_record
+from ragboost.requests.formats.frames.not_documents import MIN_CHARS, are_documents, is_record
 from ragboost.requests.formats.frames.siblings import is_separator, separators
 from ragboost.requests.formats.frames.spans import check_number
 from ragboost.requests.formats.groups import DocumentBlock, hint_name, text_of
@@ -22,7 +22,11 @@ _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
 _MAX_ATTEMPTS = 8  # literals of one text that may turn out to be none
 _OTHER = re.compile(r"[^\W_](?![^<>]{0,100}>)")  # a word outside of tags
-_BEGIN = re.compile(r"\n[ \t]*+[\[{](?=[\s\"\[{\]}])")
+# A literal begins a line, or follows a name: `Context: [...]`.
+_BEGIN = re.compile(
+    r"\n(?:((?:[^\W\d_]{1,20}[ _]){0,2}[^\W\d_]{1,20})[ ]?[:：])?[ \t]*+[\[{](?=[\s\"\[{\]}])"
+)
+_LINE_END = re.compile(r"[ \t\r]*(?:\n|\Z)")
 _REPR = re.compile(r"Document\((?=\w+=)")
 # Python prints a line end in a string as \\n.
 _REPR_PART = re.compile(r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|[()\n]""")
@@ -45,20 +49,26 @@ def find(text: str, *, is_tool: bool) -> Iterator[Candidate]:
     yield from _reprs(text)
     if "{" not in text and "[" not in text:
         return
-    at, num_failed, series = 0, 0, list[_Value]()
+    at, num_failed, series = 0, {False: 0, True: 0}, list[_Value]()  # failed: by "has a name"
     lined = "\n" + text
-    while num_failed < _MAX_ATTEMPTS and (match := _BEGIN.search(lined, at)):
-        start = match.end() - 2
+    while num_failed[False] < _MAX_ATTEMPTS and (match := _BEGIN.search(lined, at)):
+        start, is_named = match.end() - 2, match[1] is not None
+        if num_failed[is_named] >= _MAX_ATTEMPTS:
+            at = start + 1
+            continue
         try:
             value, at = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
-            num_failed, at = num_failed + 1, start + 1
+            num_failed[is_named], at = num_failed[is_named] + 1, start + 1
             if is_tool and not text[:start].strip():
                 yield Candidate(0, len(text), "json", problem="a JSON text that does not end")
                 return
             continue
         if text.find('"', start, at) < 0:
             continue  # a number in brackets, perhaps a label: no string is in it
+        if is_named:
+            yield _named(text, match[1], _Value(start, at, value))
+            continue
         if series and not is_separator(text[series[-1].end : start]):
             yield _of_series(text, series, is_tool=is_tool)
             series = []
@@ -85,6 +95,15 @@ def _of_series(text: str, series: list[_Value], *, is_tool: bool) -> Candidate:
         return nothing
     close = len(text) if is_tool else end
     return Candidate(start, end, "json", blocks, close, is_json=True)
+
+
+def _named(text: str, name: str, outer: _Value) -> Candidate:
+    """Find the documents of a list behind its name, with nothing else on their last line."""
+    blocks = _blocks(text, _elements(text, outer), is_tool=False)
+    is_list = len(blocks) > 1 and _LINE_END.match(text, outer.end) is not None
+    if is_list and are_documents(name, [block.text or "" for block in blocks]):
+        return Candidate(*outer[:2], "json", blocks, outer.end, is_json=True)
+    return Candidate(*outer[:2], "json")
 
 
 def _elements(text: str, outer: _Value) -> list[_Value]:

@@ -350,3 +350,12 @@ def test_spans_are_in_order_and_apart_and_without_white_space(
         for span in spans:
             body = text[span.start : span.end]
             assert body == body.strip() != ""
+
+
+@pytest.mark.parametrize(
+    "label", ["[3]", "3.", "Document 3:", "**Document 3:**", "--- Page 3:", "doc_3:", "दस्तावेज़ 3:"]
+)
+def test_a_label_in_front_of_a_line_is_no_part_of_its_text(label: str) -> None:
+    (line,) = read_lines(f"{label} The lease was signed in May.")
+    (same,) = read_lines("[1] The lease was signed in May.")
+    assert (line.number, line.key) == (3, same.key)

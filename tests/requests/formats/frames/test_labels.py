@@ -36,6 +36,11 @@ LABELS = [
     "[[{}]]",
     "*** Document {} ***\n",
     "----- Extract {} -----\n",
+    "Document[{}]:\n",
+    "Source ({}):",
+    "दस्तावेज़ {}:",
+    "แหล่งที่มา {}:",
+    "{{{{document {}}}}}\n",
 ]
 
 
@@ -54,6 +59,8 @@ def test_labels_in_any_language_are_found_in_front_of_a_question(label: str, fir
         ("[CONTEXT {}]:\n", "\n[END CONTEXT {}]"),
         ("Begin {}:\n", "\nEnd {}:"),
         ("<ctx_{}>\n", "\n</ctx_{}>"),
+        ("<<<DOCUMENT {}>>>\n", "\n<<<END DOCUMENT {}>>>"),
+        ("<|document_{}|>\n", "\n<|end_document_{}|>"),
         ("----- BEGIN SOURCE {} -----\n", "\n----- END SOURCE {} -----"),
     ],
 )
@@ -67,6 +74,17 @@ def test_labels_that_close_prove_where_a_document_ends(opener: str, closer: str)
     assert texts_of(scan(text)) == [[LEASE, paragraphs, PETS]]
     moved = text_of(reorder(user(text), [1, 2, 0], PLAIN))
     assert moved == write(paragraphs, PETS, LEASE)
+
+
+@pytest.mark.parametrize("title", [" (score 0.{}):\n", " [{}.pdf]\n", " - No. {}:\n", " | {}\n"])
+def test_a_title_behind_the_number_moves_with_its_document(title: str) -> None:
+    def write(order: list[int]) -> str:
+        texts = [f"{title.format(i + 4)}{(LEASE, RENT, PETS)[i]}" for i in order]
+        return prompt("\n\n".join([f"Document {n}{text}" for n, text in enumerate(texts, 1)]))
+
+    assert text_of(reorder(user(write([0, 1, 2])), [2, 0, 1], PLAIN)) == write([2, 0, 1])
+    said = write([0, 1, 2]).replace("Document 2 ", "Document 2 says ")
+    assert find(user(said)) is None
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ WRITERS = {
         ]
     ),
     "in an object": lambda documents: json.dumps({"query": "q", "results": objects(documents)}),
+    "behind a name": lambda documents: f"Context: {json.dumps(objects(documents))}",
+    "strings behind a name": lambda documents: f"Retrieved documents: {json.dumps(documents)}",
     "in a fence": lambda documents: "------\n" + lines(documents) + "\n------",
 }
 
@@ -81,6 +83,10 @@ def test_a_number_that_counts_the_objects_belongs_to_the_place() -> None:
         json.dumps({"results": [{"text": LEASE}, {"text": RENT}], "documents": [1]}),
         json.dumps({"name": "f", "description": LEASE, "parameters": [{"text": LEASE}]}),
         json.dumps([{"text": LEASE}, {"text": RENT}])[:-1],
+        f"Options: {json.dumps([LEASE, RENT])}",
+        f"Context: {json.dumps([LEASE, RENT])} were compared.",
+        f"Other: {json.dumps([LEASE, RENT])}",
+        "Context: [ " * 5000,
         "[" * 5000,
         '{"results": ' + "[" * 5000,
     ],
