@@ -70,8 +70,6 @@ def load_model(settings: EngineSettings, *, reuses_chunks: bool = True) -> Loade
     if reuses_chunks or settings.graph_attention != "auto" or _tuned_for(model) is not None:
         adapter, refusal = _adapter(model)
     runner = ModelRunner(model, max_length=settings.max_model_len)
-    if adapter is not None:
-        adapter.install()  # after the runner has set its own attention for ordinary forwards
     layout = runner.layout
     size = layout.bytes_per_token
     logger.info("%s on %s, %s, %d bytes of KV per token", name, layout.device, layout.dtype, size)

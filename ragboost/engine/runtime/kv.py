@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ragboost.chunk_cache.model.request_cache import RequestCache
+
 
 class KVLayout(NamedTuple):
     layers: tuple[tuple[int, int, int], ...]  # KV heads, dimension of keys, and of values
@@ -50,9 +52,12 @@ class RequestKV:
                 target[:, : source.shape[1]] = source
         self.layers, self.capacity = grown, capacity
 
-    def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        self.layers[layer][0].index_copy_(1, positions, keys)
-        self.layers[layer][1].index_copy_(1, positions, values)
+    def cache(self, stop: int) -> RequestCache:
+        """Return the first `stop` positions as the cache of a forward, which writes to them."""
+        self.reserve(stop)
+        return RequestCache(
+            [(keys[None, :, :stop], values[None, :, :stop]) for keys, values in self.layers]
+        )
 
 
 class KVPool:
