@@ -13,7 +13,6 @@ from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.eviction import NextUse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import check_model, find_model, model_name
@@ -108,7 +107,6 @@ def make_engine(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
         block_size=settings.block_size,
-        policy=NextUse(),
     )
     scheduler = Scheduler(
         loaded.runner,

@@ -26,9 +26,7 @@ from transformers import (
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.request import EngineRequest, PromptTokens, SamplingParams
-from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.errors import ConfigError
-from research.eviction import POLICIES
 from tests.kv_integrity import check_blocks
 
 COMMON: dict[str, Any] = {
@@ -186,32 +184,6 @@ def test_reuse_stays_exact_when_blocks_are_evicted_and_stored_again() -> None:
         check_blocks(store.cache)
     assert store.hit_tokens > 0
     assert len(store.cache) == 12
-
-
-def test_a_cache_that_looks_at_the_queue_hits_more_and_answers_the_same() -> None:
-    _, runner = build("llama-gqa")
-    prompts = [random_ids(33, seed) for seed in (0, 1, 2, 3, 0, 1, 2, 3)]  # 4 blocks each, 8 fit
-    hits, answers = {}, {}
-    for name in ("lru", "next-use"):
-        store = PrefixStore(
-            runner.layout, capacity_tokens=64, block_size=8, policy=POLICIES[name]()
-        )
-        scheduler = Scheduler(
-            runner, store, max_running=1, max_running_tokens=4096, max_step_tokens=64
-        )
-        params = SamplingParams(temperature=0, max_tokens=2)
-        requests = [
-            EngineRequest(PromptTokens(ids), params, emit=lambda _output: None) for ids in prompts
-        ]
-        for request in requests:
-            scheduler.add(request)
-        while scheduler.has_work:
-            scheduler.step()
-            check_blocks(store.cache)
-        hits[name] = store.hit_tokens
-        answers[name] = [request.token_ids for request in requests]
-    assert answers["lru"] == answers["next-use"]
-    assert (hits["lru"], hits["next-use"]) == (0, 64), "prompts 0 and 1 waited for their second use"
 
 
 def test_a_sequence_that_is_not_exact_never_reaches_the_prefix_cache() -> None:

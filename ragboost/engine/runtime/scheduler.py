@@ -55,7 +55,6 @@ class Scheduler:
     ) -> None:
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
-        self._has_queue_changed = False
         self.runner = runner
         self.store = store
         self.max_running = max_running
@@ -75,7 +74,6 @@ class Scheduler:
 
     def add(self, request: EngineRequest) -> None:
         self.waiting.append(request)
-        self._has_queue_changed = True
         if self.chunk_filler is not None:
             self.chunk_filler.add(request)
 
@@ -98,15 +96,11 @@ class Scheduler:
             self.store.release(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-            self._has_queue_changed = True
 
     def step(self) -> list[EngineRequest]:
         """Compute rows of each request, emit tokens, and return the requests that have ended."""
         with torch.inference_mode():
             plan = self._plan()
-            if self._has_queue_changed:
-                self._has_queue_changed = False
-                self.store.look_ahead(self.waiting)
             for rows in plan.rows:
                 with _failing_alone(rows.request):
                     self._compute(*rows)
@@ -175,7 +169,6 @@ class Scheduler:
         if request is None or not self._has_room(request):
             return None
         self.waiting.remove(request)
-        self._has_queue_changed = True
         self.store.queried_tokens += request.num_prompt_tokens
         self.running.append(request)
         return request
