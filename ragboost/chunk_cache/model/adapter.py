@@ -135,6 +135,7 @@ class ModelAdapter(ReusableModel):
         embedding = model.get_input_embeddings().weight
         super().__init__(
             model.eval(),
+            model.config,
             num_layers=int(self.config.num_hidden_layers),
             vocabulary=int(self.config.vocab_size),
             dtype=embedding.dtype,
@@ -186,10 +187,6 @@ class ModelAdapter(ReusableModel):
         if not self._is_dynamic:
             self._static = frequencies
         return frequencies
-
-    def config_text(self) -> str:
-        text: str = self.model.config.to_json_string(use_diff=False)
-        return text
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps, keep_measured
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_prompt
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.request import TokenOrigins
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.reusing_request import ReusingRequest
@@ -124,15 +124,9 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         return asked.awaits_chunks(self.reuse.library, prefix_tokens=0)
 
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[PlannedFilling | None]:
-        asked, library = request.asked, self.reuse.library
+        asked = request.asked
         assert asked is not None, "a request without chunk reuse"
-        plan = plan_prompt(
-            asked.options,
-            asked.tokens,
-            prefix_tokens=request.num_computed,
-            keys=asked.keys,
-            library=library,
-        )
+        plan = asked.plan(self.reuse.library, prefix_tokens=request.num_computed)
         if isinstance(plan, str):  # computed exactly
             return None
         filled = yield from fill_steps(
