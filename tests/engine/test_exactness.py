@@ -118,7 +118,7 @@ def compute(
 ) -> Tensor:
     """Prefill as the scheduler does: take what is cached, compute the rest in chunks, store it."""
     ids = request.token_ids
-    request.kv = runner.new_kv(8)
+    request.kv = runner.new_kv(len(ids))
     store.load(request)
     logits = torch.empty(0)
     while request.num_computed < len(ids):
@@ -149,7 +149,7 @@ def test_logits_from_a_cached_prefix_equal_the_plain_forward(name: str) -> None:
 def test_requests_whose_steps_alternate_do_not_see_each_other(name: str) -> None:
     plain, runner = build(name)
     prompts = [random_ids(40, 5), random_ids(9, 6), random_ids(61, 7)]
-    kvs = [runner.new_kv(4) for _ in prompts]
+    kvs = [runner.new_kv(len(ids)) for ids in prompts]
     starts = [39, 4, 30]  # a decode row, a prefill from the middle, another
     for ids, kv, start in zip(prompts, kvs, starts, strict=True):
         none = runner.forward(ids[:start], kv, start=0, num_logits=0)

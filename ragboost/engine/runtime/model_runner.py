@@ -91,7 +91,7 @@ class ModelRunner:
         return KVLayout(tuple(layers), cache.layers[0].keys.dtype, cache.layers[0].keys.device)
 
     def _self_test(self, ids: Tensor, expected: Tensor) -> None:
-        tokens, kv = ids.tolist(), self.new_kv(4)
+        tokens, kv = ids.tolist(), self.new_kv(len(ids))
         rows = torch.arange(9, len(tokens), device=self.device)
         plan = ForwardPlan(rows, backend=TrailingAttention())
         try:

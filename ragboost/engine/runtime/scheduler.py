@@ -16,8 +16,6 @@ from ragboost.engine.runtime.request import EngineRequest
 
 logger = logging.getLogger(__name__)
 
-_MAX_EXPECTED_TOKENS = 256  # generated tokens that a new KV buffer has room for
-
 
 class ScheduledRows(NamedTuple):
     """Tokens [start, end) of a request to compute in one step."""
@@ -188,8 +186,7 @@ class Scheduler:
 
     def _begin(self, request: EngineRequest) -> None:
         if request.kv is None:
-            expected = min(request.params.max_tokens, _MAX_EXPECTED_TOKENS)
-            request.kv = self.runner.new_kv(request.num_prompt_tokens + expected)
+            request.kv = self.runner.new_kv(request.max_kv_tokens)
         if request.prompt.graph is None:
             self.store.load(request)
 
