@@ -37,7 +37,7 @@ class ReusableModel(ABC):
         device: torch.device,
         ranks: Ranks = ONE_RANK,
     ) -> None:
-        self.model, self.ranks, self._config = model, ranks, config
+        self.model, self.ranks, self._model_config = model, ranks, config
         self.name = type(model).__name__
         self.num_layers, self.dtype, self.device = num_layers, dtype, device
         self._vocabulary = vocabulary
@@ -51,7 +51,7 @@ class ReusableModel(ABC):
         hidden states that every rank has."""
 
     def config_text(self) -> str:
-        text: str = self._config.to_json_string(use_diff=False)
+        text: str = self._model_config.to_json_string(use_diff=False)
         return text
 
     @abstractmethod
