@@ -110,7 +110,7 @@ def run_planned(
         attention_mask=torch.zeros(1, 1, 1, 1, device=ids.device),
         use_cache=True,
         # NOTE: an empty tensor asks for no rows; the int 0 would ask for all.
-        logits_to_keep=torch.arange(len(ids) - num_logits, len(ids), device=ids.device),
+        logits_to_keep=num_logits or torch.empty(0, dtype=torch.long, device=ids.device),
         **{PLAN: plan},
     )
     if not plan.windows:
