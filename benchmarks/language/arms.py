@@ -99,9 +99,6 @@ class ArmRunner:
         self._identity: Identity | None = None  # of the model's weights, read once
         self._beginnings = self._empty_store()
         self._identity = self._beginnings.library.identity
-        # The engine's attention is for its packed batches; what is decoded here is one sequence.
-        self._adapter.model.set_attn_implementation("sdpa")
-        self._adapter.install()
         self._prompts = Prompts(loaded, reuse=ReuseDefaults(is_approx=True))
 
     def run(

@@ -1,5 +1,5 @@
-"""Policies that choose the entry to evict from a full cache: of prefixes, of chunks, of dependency
-paths. Know keys, sizes and costs. Do not know what the entries are, or which may be evicted."""
+"""Policies that choose the entry to evict from a full cache: of chunks, of dependency paths.
+Know keys, sizes and costs. Do not know what the entries are, or which may be evicted."""
 
 import math
 from abc import ABC, abstractmethod
@@ -99,33 +99,3 @@ class LACR(EvictionPolicy):
                 sums[key] += 1 - i / len(waiting)
         most = max(sums.values(), default=1.0)
         self._future = {key: value / most for key, value in sums.items()}
-
-
-class NextUse(EvictionPolicy):
-    """Keep the entries that waiting requests will use, the soonest longest; others by their last
-    use. Our extension of LACR: with a long queue it is Belady's MIN, without one LRU."""
-
-    sees_queue = True
-
-    def __init__(self) -> None:
-        self._history: dict[Hashable, float] = {}
-        self._next: dict[Hashable, int] = {}
-
-    def used(self, key: Hashable, use: Use) -> None:
-        self._history[key] = use.now
-
-    def priority(self, key: Hashable) -> float:
-        position = self._next.get(key)
-        if position is not None:
-            return 1 / (1 + position)  # the next request: 1, the one after it: 1/2
-        # Rises from -1 towards 0 with the history, which is not negative.
-        return -1 / (1 + self._history[key])
-
-    def evicted(self, key: Hashable) -> None:
-        self._history.pop(key, None)
-
-    def look_ahead(self, waiting: Sequence[Collection[Hashable]]) -> None:
-        self._next = {}
-        for position, keys in enumerate(waiting):
-            for key in keys:
-                self._next.setdefault(key, position)

@@ -40,7 +40,7 @@ class EngineSettings(Section):
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output, in tokens; None: the model's limit."
     )
-    max_running: int = Field(16, ge=1, description="Requests computed in one batch.")
+    max_running: int = Field(16, ge=1, description="Requests computed at a time.")
     max_running_tokens: int = Field(
         131_072,
         ge=1,

@@ -13,7 +13,6 @@ from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.eviction import NextUse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import check_model, find_model, model_name
@@ -70,8 +69,6 @@ def load_model(settings: EngineSettings, *, reuses_chunks: bool = True) -> Loade
     if reuses_chunks or settings.graph_attention != "auto" or _tuned_for(model) is not None:
         adapter, refusal = _adapter(model)
     runner = ModelRunner(model, max_length=settings.max_model_len)
-    if adapter is not None:
-        adapter.install()  # after the runner has set its own attention for ordinary forwards
     layout = runner.layout
     size = layout.bytes_per_token
     logger.info("%s on %s, %s, %d bytes of KV per token", name, layout.device, layout.dtype, size)
@@ -110,7 +107,6 @@ def make_engine(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
         block_size=settings.block_size,
-        policy=NextUse(),
     )
     scheduler = Scheduler(
         loaded.runner,

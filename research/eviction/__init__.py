@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ragboost.chunk_cache.eviction import LACR, EvictionPolicy, Heat, NextUse
+from ragboost.chunk_cache.eviction import LACR, EvictionPolicy, Heat
 from research.eviction.gdsf import GDSF, PGDSF
 from research.eviction.lfu import LFU, NextUseLFU
 from research.eviction.lru import LRU
+from research.eviction.next_use import NextUse
 from research.eviction.reuse_frequency import ReuseFrequency
 
 POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(

@@ -2,7 +2,8 @@
 
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction import EvictionPolicy, NextUse, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, Use
+from research.eviction.next_use import NextUse
 
 
 class LFU(EvictionPolicy):

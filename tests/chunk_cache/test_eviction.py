@@ -6,11 +6,11 @@ from ragboost.chunk_cache.eviction import (
     LACR,
     EvictionPolicy,
     Heat,
-    NextUse,
     Use,
 )
 from research.eviction import POLICIES
 from research.eviction.lfu import NextUseLFU
+from research.eviction.next_use import NextUse
 
 
 def use(

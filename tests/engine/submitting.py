@@ -1,9 +1,12 @@
 """Submit requests to an engine without HTTP."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
+import torch
 
 from ragboost.chunk_cache.core.request import EngineChunkRequest, ReuseOptions
 from ragboost.config import EngineSettings
@@ -99,3 +102,22 @@ class Request:
         assert origins is not None
         assert sum(origins) == self.submitted.num_prompt_tokens
         return origins
+
+
+def watch_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return a list that gets the rows of each forward of a step, for the steps that have some."""
+    steps: list[list[int]] = [[]]
+    forward, step = engine.runner.forward, engine.scheduler.step
+
+    def note_rows(token_ids: Sequence[int], *args: Any, **options: Any) -> torch.Tensor:
+        steps[-1].append(len(token_ids))
+        return forward(token_ids, *args, **options)
+
+    def note_step() -> list[EngineRequest]:
+        if steps[-1]:
+            steps.append([])
+        return step()
+
+    monkeypatch.setattr(engine.runner, "forward", note_rows)
+    monkeypatch.setattr(engine.scheduler, "step", note_step)
+    return steps

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ragboost.config import EngineSettings
 from ragboost.engine.builtin import build_tokenizer
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
-from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.request import (
@@ -22,7 +22,7 @@ from ragboost.engine.runtime.request import (
     sample,
 )
 from ragboost.errors import ConfigError
-from tests.engine.submitting import Request, running
+from tests.engine.submitting import Request, running, watch_steps
 from tests.kv_integrity import check_blocks
 
 SETTINGS = EngineSettings(
@@ -87,14 +87,7 @@ def test_batched_requests_give_what_they_give_alone(engine: Engine) -> None:
 def test_long_prefill_does_not_stop_decoding(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps: list[list[int]] = []
-    forward = engine.runner.forward
-
-    def note_rows(segments: list) -> torch.Tensor:  # type: ignore[type-arg]
-        steps.append([len(segment.token_ids) for segment in segments])
-        return forward(segments)
-
-    monkeypatch.setattr(engine.runner, "forward", note_rows)
+    steps = watch_steps(engine, monkeypatch)
     decoding = Request(engine, prompt(20), max_tokens=900)
     decoding.next()
     Request(engine, prompt(640, first=3), max_tokens=1).finish()
@@ -147,19 +140,19 @@ POISON = 3
 
 
 class NoMemory:
-    """A forward that fails like a full device whenever a batch holds the token `POISON`."""
+    """A forward that fails like a full device whenever it computes the token `POISON`."""
 
     def __init__(self, runner: ModelRunner, *, error: type[Exception]) -> None:
         self._forward, self._error = runner.forward, error
         self.num_failed = 0
         self.may_begin = threading.Event()
 
-    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+    def __call__(self, token_ids: Sequence[int], *args: Any, **options: Any) -> torch.Tensor:
         self.may_begin.wait()
-        if any(POISON in segment.token_ids for segment in segments):
+        if POISON in token_ids:
             self.num_failed += 1
             raise self._error("out of memory")
-        return self._forward(segments)
+        return self._forward(token_ids, *args, **options)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, IndexError, ValueError])
@@ -177,7 +170,7 @@ def test_a_failing_request_fails_alone_and_the_engine_goes_on(
 
     assert failing.finish() == [Output(None, "error", 0)]
     assert [first.tokens(), second.tokens()] == alone
-    assert forward.num_failed == 2, "once in the batch, once by itself"
+    assert forward.num_failed == 1
     assert failing.submitted.kv is None
     assert not failing.submitted.held
     assert engine.is_healthy

@@ -18,7 +18,7 @@ def streamed(ids: list[int], *, stop: tuple[str, ...] = ()) -> str:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs"])))
+@given(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: "<|" not in text))
 def test_text_survives_encoding_and_streaming(text: str) -> None:
     ids = TOKENIZER.encode(text)
     assert TOKENIZER.decode(ids) == text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, find_loads
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, find_loads, plan_prompt
 from ragboost.chunk_cache.core.request import (
     PARAMS_KEY,
     EngineChunkRequest,
@@ -101,6 +101,15 @@ class ReusingRequest:
             if self.options.chunks[number][1] > prefix_tokens:
                 awaited += library.keys_to_load(key, self.options.place(number))
         return library.store.is_loading(awaited)
+
+    def plan(self, library: ChunkLibrary, *, prefix_tokens: int) -> PromptPlan | str:
+        return plan_prompt(
+            self.options,
+            self.tokens,
+            prefix_tokens=prefix_tokens,
+            keys=self.keys,
+            library=library,
+        )
 
     def forget_chunks(self) -> None:
         self.keys, self.uncaptured = {}, set()

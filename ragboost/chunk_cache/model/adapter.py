@@ -91,6 +91,38 @@ def _implementation(name: str, module: Any) -> Callable[..., Any]:
     return AttentionInterface()[name]  # type: ignore[no-any-return]  # transformers is untyped
 
 
+def run_planned(
+    model: Any,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    cache: Any,
+    plan: ForwardPlan,
+    num_logits: int = 1,
+) -> torch.Tensor:
+    """Run rows of one prompt, (rows,) ids and positions, with the attention of a plan; return the
+    logits of the last ones, (num_logits, vocabulary)."""
+    out = model(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        past_key_values=cache,
+        # Models pass on a mask of four dimensions unchanged; the plan has the actual one.
+        attention_mask=torch.zeros(1, 1, 1, 1, device=ids.device),
+        use_cache=True,
+        # NOTE: an empty tensor asks for no rows; the int 0 would ask for all.
+        logits_to_keep=num_logits or torch.empty(0, dtype=torch.long, device=ids.device),
+        **{PLAN: plan},
+    )
+    if not plan.windows:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not run the attention that reuse needs: it does not pass "
+            "keyword arguments on to it, or set_attn_implementation was called and install was "
+            "not called again"
+        )
+    logits: torch.Tensor = out.logits[0]
+    return logits
+
+
 REUSABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -103,6 +135,7 @@ class ModelAdapter(ReusableModel):
         embedding = model.get_input_embeddings().weight
         super().__init__(
             model.eval(),
+            model.config,
             num_layers=int(self.config.num_hidden_layers),
             vocabulary=int(self.config.vocab_size),
             dtype=embedding.dtype,
@@ -155,38 +188,12 @@ class ModelAdapter(ReusableModel):
             self._static = frequencies
         return frequencies
 
-    def config_text(self) -> str:
-        text: str = self.model.config.to_json_string(use_diff=False)
-        return text
-
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan
     ) -> torch.Tensor:
         # Dynamic kinds of RoPE keep their frequencies in the module: one prompt at a time.
         with self._lock if self._is_dynamic else nullcontext():
-            return self._call(ids, positions, cache=cache, plan=plan)
-
-    def _call(
-        self, ids: torch.Tensor, positions: torch.Tensor, *, cache: Any, plan: ForwardPlan
-    ) -> torch.Tensor:
-        out = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            past_key_values=cache,
-            # Models pass on a mask of four dimensions unchanged; the plan has the actual one.
-            attention_mask=torch.zeros(1, 1, 1, 1, device=self.device),
-            use_cache=True,
-            logits_to_keep=1,
-            **{PLAN: plan},
-        )
-        if not plan.windows:
-            raise UnsupportedModelError(
-                f"{self.name} does not run the attention that reuse needs: it does not pass "
-                "keyword arguments on to it, or set_attn_implementation was called and install was "
-                "not called again"
-            )
-        logits: torch.Tensor = out.logits[0, -1]
-        return logits
+            return run_planned(self.model, ids, positions, cache=cache, plan=plan)[-1]
 
     def _frequencies(self, kind: str | None, length: int) -> Frequencies:
         probe = torch.zeros(1, 1, 1, device=self.device)
@@ -235,7 +242,7 @@ class ModelAdapter(ReusableModel):
         cache, rows = DynamicCache(), torch.arange(PROBE_LENGTH, device=self.device)
         plan = ForwardPlan(rows)
         ids = torch.tensor(self._probe_tokens(), device=self.device)
-        self._call(ids, rows, cache=cache, plan=plan)
+        run_planned(self.model, ids, rows, cache=cache, plan=plan)
         if set(plan.windows) != set(range(self.num_layers)):
             raise UnsupportedModelError(
                 f"only {len(plan.windows)} of {self.num_layers} layers of {self.name} run the "

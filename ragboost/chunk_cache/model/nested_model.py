@@ -32,6 +32,7 @@ class NestedModel(ReusableModel):
     def __init__(
         self,
         model: Any,
+        config: Any,
         shapes: Sequence[NestedLayer],
         *,
         vocabulary: int,
@@ -41,6 +42,7 @@ class NestedModel(ReusableModel):
     ) -> None:
         super().__init__(
             model,
+            config,
             num_layers=len(shapes),
             vocabulary=vocabulary,
             dtype=dtype,

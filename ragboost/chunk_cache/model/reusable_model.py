@@ -29,6 +29,7 @@ class ReusableModel(ABC):
     def __init__(
         self,
         model: Any,
+        config: Any,
         *,
         num_layers: int,
         vocabulary: int,
@@ -36,7 +37,7 @@ class ReusableModel(ABC):
         device: torch.device,
         ranks: Ranks = ONE_RANK,
     ) -> None:
-        self.model, self.ranks = model, ranks
+        self.model, self.ranks, self._model_config = model, ranks, config
         self.name = type(model).__name__
         self.num_layers, self.dtype, self.device = num_layers, dtype, device
         self._vocabulary = vocabulary
@@ -49,8 +50,9 @@ class ReusableModel(ABC):
         """Run the model with the attention of `plan`, and return the last row's output: logits, or
         hidden states that every rank has."""
 
-    @abstractmethod
-    def config_text(self) -> str: ...
+    def config_text(self) -> str:
+        text: str = self._model_config.to_json_string(use_diff=False)
+        return text
 
     @abstractmethod
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:

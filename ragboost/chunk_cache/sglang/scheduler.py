@@ -2,7 +2,6 @@
 the scheduler's thread. Does not touch KV or the tree."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps
 from ragboost.chunk_cache.core.fill_budget import StepBudget
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, plan_prompt, unless_slower
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, unless_slower
 from ragboost.chunk_cache.core.request import PARAMS_KEY, PromptReport
 from ragboost.chunk_cache.core.reusing_request import ChunkCapture, ReusingRequest
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
@@ -55,7 +54,6 @@ class PoolScheduler:
         page_size: int,
         step_tokens: int,
     ) -> None:
-        self.reasons: Counter[str] = Counter()  # of requests that were computed exactly
         self._filler, self._page_size = filler, page_size
         self._defaults = settings.defaults
         self._budget = StepBudget(settings.step_tokens or step_tokens)
@@ -100,19 +98,14 @@ class PoolScheduler:
     def plan(self, request: PoolRequest) -> PromptPlan | str:
         if request.begun is not None:
             return request.begun
-        plan = plan_prompt(
-            request.options,
-            request.tokens,
-            prefix_tokens=request.prefix_tokens,
-            keys=request.keys,
-            library=self._filler.library,
-        )
+        library = self._filler.library
+        plan = request.plan(library, prefix_tokens=request.prefix_tokens)
         if not isinstance(plan, str):
             plan = align_plan(plan, self._page_size)
         if not self._filler.model.ranks.same(_identity(plan)):
             # All ranks take them out of this request, alike.
             keys = [key for chunk in request.keys.values() for key in keys_of(chunk)]
-            self._filler.library.store.forget(keys)
+            library.store.forget(keys)
             plan = "ranks_differ"
         request.reason = plan if isinstance(plan, str) else None
         return plan
@@ -203,8 +196,6 @@ class PoolScheduler:
         self.stop_filling(request)
         if request.filled is not None:
             request.reason = None
-        elif request.reason is not None:
-            self.reasons[request.reason] += 1
         origins = None if request.filled is None else request.filled.counts
         return request.reply_to, request.report(origins, num_tokens=len(request.tokens))
 

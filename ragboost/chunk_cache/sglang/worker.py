@@ -40,16 +40,13 @@ class SGLangModel(NestedModel):
         self.layers = [layer for _, layer in layers]
         super().__init__(
             runner.model,
+            runner.model_config.hf_config,
             [describe_layer(name, layer) for name, layer in layers],
             vocabulary=int(runner.model_config.vocab_size),
             dtype=runner.dtype,
             device=torch.device(runner.device),
             ranks=ranks,
         )
-
-    def config_text(self) -> str:
-        text: str = self._runner.model_config.hf_config.to_json_string(use_diff=False)
-        return text
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan

@@ -21,16 +21,13 @@ class EngineModel(NestedModel):
         self._config = config
         super().__init__(
             model,
+            config.model_config.hf_config,
             [describe_layer(layer) for layer in self.layers],
             vocabulary=int(config.model_config.get_vocab_size()),
             dtype=config.model_config.dtype,
             device=device,
             ranks=ranks,
         )
-
-    def config_text(self) -> str:
-        text: str = self._config.model_config.hf_config.to_json_string(use_diff=False)
-        return text
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan

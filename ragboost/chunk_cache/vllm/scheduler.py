@@ -1,19 +1,13 @@
 """The scheduler's side: plan requests, salt approximate blocks, and order the workers' work. Called
 by vLLM between steps, in one thread. Does not touch KV."""
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from ragboost.chunk_cache.core.fill_budget import StepBudget
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import (
-    PromptPlan,
-    plan_digest,
-    plan_prompt,
-    unless_slower,
-)
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_digest, unless_slower
 from ragboost.chunk_cache.core.request import PARAMS_KEY, PromptReport
 from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
@@ -73,7 +67,6 @@ class ChunkScheduler:
     cache_manager: Any = None  # vLLM's, once it is bound
 
     def __init__(self, worker: WorkerView, config: Any, *, settings: EngineChunkSettings) -> None:
-        self.reasons: Counter[str] = Counter()  # of requests that were computed exactly
         # Hashes of approximate blocks that followers of vLLM's cache events must not take for exact
         # ones, until they are told.
         self.withdrawn: list[Any] = []
@@ -208,8 +201,6 @@ class ChunkScheduler:
         sibling = tracked.sibling or tracked
         tracked.report = sibling.report or self._report(sibling)
         self._worker.outcomes.pop(request_id, None)
-        if tracked.asked.reason is not None:
-            self.reasons[tracked.asked.reason] += 1
         return tracked.report
 
     def _report(self, tracked: _Tracked) -> PromptReport:
@@ -234,13 +225,7 @@ class ChunkScheduler:
         if reason is not None:
             found = _Plan(prefix_tokens, reason)
         elif found is None or found.prefix_tokens != prefix_tokens:
-            plan = plan_prompt(
-                asked.options,
-                asked.tokens,
-                prefix_tokens=prefix_tokens,
-                keys=asked.keys,
-                library=self._library,
-            )
+            plan = asked.plan(self._library, prefix_tokens=prefix_tokens)
             plan = unless_slower(plan, self._worker.speed, num_layers=self._worker.num_layers)
             found = _Plan(prefix_tokens, plan)
         self._plans[asked.request_id] = found

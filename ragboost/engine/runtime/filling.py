@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps, keep_measured
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_prompt
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.request import TokenOrigins
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.reusing_request import ReusingRequest
@@ -124,15 +124,9 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         return asked.awaits_chunks(self.reuse.library, prefix_tokens=0)
 
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[PlannedFilling | None]:
-        asked, library = request.asked, self.reuse.library
+        asked = request.asked
         assert asked is not None, "a request without chunk reuse"
-        plan = plan_prompt(
-            asked.options,
-            asked.tokens,
-            prefix_tokens=request.num_computed,
-            keys=asked.keys,
-            library=library,
-        )
+        plan = asked.plan(self.reuse.library, prefix_tokens=request.num_computed)
         if isinstance(plan, str):  # computed exactly
             return None
         filled = yield from fill_steps(
@@ -183,10 +177,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
 
 def _prompt_cache(request: EngineRequest) -> RequestCache:
     assert request.kv is not None, "a request without KV"
-    end = request.num_prompt_tokens
-    return RequestCache(
-        [(keys[None, :, :end], values[None, :, :end]) for keys, values in request.kv.layers]
-    )
+    return request.kv.cache(request.num_prompt_tokens)
 
 
 class GraphRunner(PromptFiller[DepKV]):
@@ -210,15 +201,11 @@ class GraphRunner(PromptFiller[DepKV]):
         layout, kv, salt = request.prompt.graph, request.kv, request.salt or ""
         assert layout is not None, "a request without a graph"
         assert kv is not None, "a request without KV"
-        count = len(layout)
-        kv.reserve(count)
-        own = [(keys[None, :, :count], values[None, :, :count]) for keys, values in kv.layers]
-        for keys, values in own:  # masked KV is multiplied by 0 and must be finite
-            keys.zero_()
-            values.zero_()
-        return (
-            yield from self._depcache.steps(layout, salt=salt, into=RequestCache(own), pace=pace)
-        )
+        cache = kv.cache(len(layout))
+        for layer in cache.layers:  # masked KV is multiplied by 0 and must be finite
+            layer.keys.zero_()
+            layer.values.zero_()
+        return (yield from self._depcache.steps(layout, salt=salt, into=cache, pace=pace))
 
     def apply(self, request: EngineRequest, result: DepKV) -> None:
         # No KV here equals that of a plain prefill, in value or in place.

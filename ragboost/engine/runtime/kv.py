@@ -1,11 +1,13 @@
-"""Memory for keys and values: a growing contiguous buffer per running request, so that attention
-needs no gather, and one pool of cached blocks. Does not know which block means what."""
+"""Memory for keys and values: a contiguous buffer per running request, so that attention needs no
+gather, and one pool of cached blocks. Does not know which block means what."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ragboost.chunk_cache.model.request_cache import RequestCache
 
 
 class KVLayout(NamedTuple):
@@ -36,23 +38,13 @@ class RequestKV:
     #          |  prompt         |  generated           |
 
     def __init__(self, layout: KVLayout, capacity: int) -> None:
-        self._layout = layout
-        self.capacity = capacity  # positions that fit
         self.layers = layout.allocate(capacity)  # (heads, positions, dim); keys are post-RoPE
 
-    def reserve(self, num_tokens: int) -> None:
-        if num_tokens <= self.capacity:
-            return
-        capacity = max(num_tokens, self.capacity * 3 // 2)
-        grown = self._layout.allocate(capacity)
-        for old, new in zip(self.layers, grown, strict=True):
-            for source, target in zip(old, new, strict=True):
-                target[:, : source.shape[1]] = source
-        self.layers, self.capacity = grown, capacity
-
-    def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        self.layers[layer][0].index_copy_(1, positions, keys)
-        self.layers[layer][1].index_copy_(1, positions, values)
+    def cache(self, stop: int) -> RequestCache:
+        """Return the first `stop` positions as the cache of a forward, which writes to them."""
+        return RequestCache(
+            [(keys[None, :, :stop], values[None, :, :stop]) for keys, values in self.layers]
+        )
 
 
 class KVPool:
@@ -65,7 +57,6 @@ class KVPool:
     def load(self, slots: Sequence[int], kv: RequestKV, *, start: int) -> None:
         index = torch.tensor(slots, device=self.layers[0][0].device)
         end = start + len(slots) * self.block_size
-        kv.reserve(end)
         for pool, own in zip(self.layers, kv.layers, strict=True):
             for source, target in zip(pool, own, strict=True):
                 blocks = source.index_select(0, index).transpose(0, 1)  # (heads, n, block, dim)

@@ -1,5 +1,5 @@
-"""Run a Hugging Face causal LM over packed segments, through transformers' public API only. Does
-not know requests, schedules or cached blocks."""
+"""Run a Hugging Face causal LM over the KV of one request, through transformers' public API only.
+Does not know requests, schedules or cached blocks."""
 
 import logging
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from ragboost.chunk_cache.model.adapter import install_attention, run_planned
+from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.reusable_model import probe_tokens
-from ragboost.engine.runtime import attention
-from ragboost.engine.runtime.attention import PackedCache, Segment
+from ragboost.engine.runtime.attention import TrailingAttention
 from ragboost.engine.runtime.kv import KVLayout, RequestKV
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +25,8 @@ _TOLERANCE_HALF = 5e-2
 
 
 class ModelRunner:
-    """A model that computes any mix of prefill and decode rows in one forward; its attention is
-    replaced. Raises `ConfigError` if it cannot be computed over packed segments."""
+    """A model that computes any run of a prompt, or a decode row, over earlier KV; its attention
+    follows a plan. Raises `ConfigError` if the result differs from the plain forward's."""
 
     def __init__(self, model: Any, *, max_length: int | None = None) -> None:
         self.model = model.eval()
@@ -37,8 +38,7 @@ class ModelRunner:
         probe = torch.tensor(probe_tokens(24, self.vocab_size), device=model.device)
         expected = self._plain_logits(probe)
         self.layout = self._probe_layout(probe)
-        attention.register()
-        model.set_attn_implementation(attention.IMPLEMENTATION)
+        install_attention(model)
         self._self_test(probe, expected)
 
     @property
@@ -48,43 +48,25 @@ class ModelRunner:
     def new_kv(self, capacity: int) -> RequestKV:
         return RequestKV(self.layout, capacity)
 
-    def segment(
-        self,
-        token_ids: Sequence[int],
-        kv: RequestKV,
-        *,
-        start: int = 0,
-        positions: Tensor | None = None,
-        num_logits: int = 1,
-    ) -> Segment:
-        """Return rows of a request at ascending `positions`, or consecutive from `start` on; its
-        other positions, up to the last row, are in `kv`, which grows as needed."""
-        if positions is None:
-            positions = torch.arange(start, start + len(token_ids), device=self.device)
-        end = int(positions[-1]) + 1
-        kv.reserve(end)
-        return Segment(token_ids, positions, end, kv, num_logits)
+    def forward(
+        self, token_ids: Sequence[int], kv: RequestKV, *, start: int, num_logits: int = 1
+    ) -> Tensor:
+        """Compute tokens from position `start` on over the KV before them, and write theirs; return
+        the logits of the last rows, as many as wanted, (rows, vocab) float32."""
+        rows = torch.arange(start, start + len(token_ids), device=self.device)
+        plan = ForwardPlan(rows, backend=TrailingAttention())
+        return self._run(token_ids, kv, plan=plan, num_logits=num_logits)
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """Compute all rows and write their KV; return the logits of each segment's last rows, as
-        many as it wants, (rows, vocab) float32."""
-        packed = PackedCache(segments, len(self.layout.layers))
-        rows, end = list[int](), 0
-        for segment in segments:
-            end += len(segment.token_ids)
-            rows += range(end - segment.num_logits, end)
-        ids = [token for segment in segments for token in segment.token_ids]
-        with torch.inference_mode():
-            output = self.model(
-                input_ids=torch.tensor([ids], device=self.device),
-                position_ids=torch.cat([segment.positions for segment in segments])[None],
-                past_key_values=packed,
-                use_cache=True,
-                # NOTE: an empty tensor asks for no rows; the int 0 would ask for all.
-                logits_to_keep=torch.tensor(rows, dtype=torch.long, device=self.device),
-                ragged=packed,
+    def _run(
+        self, token_ids: Sequence[int], kv: RequestKV, *, plan: ForwardPlan, num_logits: int
+    ) -> Tensor:
+        cache = kv.cache(int(plan.positions[-1]) + 1)
+        ids = torch.tensor(list(token_ids), device=self.device)
+        with torch.inference_mode(), cache.writing(plan.positions):
+            logits = run_planned(
+                self.model, ids, plan.positions, cache=cache, plan=plan, num_logits=num_logits
             )
-        return output.logits[0].float()
+        return logits.float()
 
     def _plain_logits(self, ids: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -109,25 +91,23 @@ class ModelRunner:
         return KVLayout(tuple(layers), cache.layers[0].keys.dtype, cache.layers[0].keys.device)
 
     def _self_test(self, ids: Tensor, expected: Tensor) -> None:
-        tokens = ids.tolist()
-        first, second = self.new_kv(4), self.new_kv(4)
+        tokens, kv = ids.tolist(), self.new_kv(len(ids))
+        rows = torch.arange(9, len(tokens), device=self.device)
+        plan = ForwardPlan(rows, backend=TrailingAttention())
         try:
-            self.forward([self.segment(tokens[:9], first, start=0)])
-            segments = [
-                self.segment(tokens[9:], first, start=9),
-                self.segment(tokens[:7], second, start=0),
-            ]
-            actual = self.forward(segments)
-        except (TypeError, KeyError, IndexError, RuntimeError) as error:
-            raise _unsupported(self.model, f"packed attention failed ({error})") from error
-        difference = float((actual - expected[[len(tokens) - 1, 6]]).abs().max())
+            self.forward(tokens[:9], kv, start=0)
+            actual = self._run(tokens[9:], kv, plan=plan, num_logits=1)
+        except (TypeError, KeyError, IndexError, RuntimeError, UnsupportedModelError) as error:
+            raise _unsupported(self.model, f"its attention failed ({error})") from error
+        difference = float((actual[-1] - expected[-1]).abs().max())
         limit = _TOLERANCE.get(self.layout.dtype, _TOLERANCE_HALF) * float(expected.abs().max())
         if not difference <= limit:
             raise _unsupported(
                 self.model, f"logits differ from the plain forward by {difference:.3g}"
             )
         # The probe is shorter than any window; check that the layers pass theirs at all.
-        if has_window(self.model.config.get_text_config()) and not segments[0].windows - {None}:
+        windows = {*plan.windows.values()}
+        if has_window(self.model.config.get_text_config()) and not windows - {None}:
             raise _unsupported(
                 self.model, "its layers do not pass their sliding window to the attention function"
             )

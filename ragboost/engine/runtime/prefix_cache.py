@@ -4,12 +4,11 @@ events as vLLM does. Does not know tensors or requests."""
 import hashlib
 import heapq
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ragboost.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from ragboost.chunk_cache.eviction import EvictionPolicy, NextUse, Use
 
 _ROOT = b"ragboost-prefix-cache"
 
@@ -51,12 +50,9 @@ class BlockCache:
     """A forest of blocks of `block_size` tokens in `num_blocks` slots. Every operation costs
     O(blocks touched), and O(num_blocks) more if it has to evict."""
 
-    def __init__(
-        self, num_blocks: int, block_size: int, *, policy: EvictionPolicy | None = None
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._policy = policy or NextUse()
         self._blocks: dict[bytes, CacheBlock] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._clock = 0
@@ -81,7 +77,7 @@ class BlockCache:
         self._clock += 1
         for block in blocks:
             assert self.holds(block), f"block {block.key.hex()[:8]} is not in the cache"
-            self._use(block, is_hit=True)
+            self._use(block)
 
     def release(self, blocks: Sequence[CacheBlock]) -> None:
         """Release held blocks, root first, and mark them as used, except those `clear` dropped."""
@@ -111,7 +107,7 @@ class BlockCache:
             return Inserted(blocks, 0)
         self._clock += 1
         for block in self.match(keys):
-            self._use(block, is_hit=True)
+            self._use(block)
             blocks.append(block)
         num_found = len(blocks)
         event_parent = parent = blocks[-1] if blocks else parent
@@ -120,7 +116,7 @@ class BlockCache:
         self.evict(len(missing) - len(self._free))
         for key in missing[: len(self._free)]:
             parent = self._add(key, parent)
-            self._use(parent, is_hit=False)
+            self._use(parent)
             blocks.append(parent)
         if new := blocks[num_found:]:
             # The first block of a prompt has the salt; the rest inherit it by their hashes.
@@ -141,10 +137,10 @@ class BlockCache:
         return Inserted(blocks, num_found)
 
     def evict(self, num_blocks: int) -> int:
-        """Evict up to `num_blocks` free leaves in the policy's order; return the number evicted."""
+        """Evict up to `num_blocks` free leaves, the least recently used first; return how many."""
         if num_blocks <= 0:
             return 0
-        leaves = [self._rank(block) for block in self._blocks.values() if _is_free_leaf(block)]
+        leaves = [_rank(block) for block in self._blocks.values() if _is_free_leaf(block)]
         heapq.heapify(leaves)
         evicted = 0
         while evicted < num_blocks and leaves:
@@ -152,25 +148,11 @@ class BlockCache:
             self._drop(block)
             evicted += 1
             if block.parent is not None and _is_free_leaf(block.parent):
-                heapq.heappush(leaves, self._rank(block.parent))
+                heapq.heappush(leaves, _rank(block.parent))
         return evicted
-
-    def look_ahead(self, waiting: Iterable[Sequence[bytes]]) -> None:
-        """Tell the policy the keys of each waiting prompt, as many as fill the cache."""
-        if not self._policy.sees_queue:
-            return
-        window, num_keys = [], 0
-        for keys in waiting:
-            window.append(keys)
-            num_keys += len(keys)
-            if num_keys >= self.num_blocks:
-                break
-        self._policy.look_ahead(window)
 
     def clear(self) -> None:
         """Drop all blocks, held ones too: their holders have private copies of the KV."""
-        for key in self._blocks:
-            self._policy.evicted(key)
         self._blocks.clear()
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._events.append(AllBlocksCleared())
@@ -182,14 +164,9 @@ class BlockCache:
         events, self._events = self._events, []
         return events
 
-    def _use(self, block: CacheBlock, *, is_hit: bool) -> None:
+    def _use(self, block: CacheBlock) -> None:
         block.num_users += 1
         block.last_used = self._clock
-        size = float(self.block_size)
-        self._policy.used(block.key, Use(self._clock, size, size, is_hit))
-
-    def _rank(self, block: CacheBlock) -> tuple[float, int, int, CacheBlock]:
-        return self._policy.priority(block.key), block.last_used, block.slot, block
 
     def _add(self, key: bytes, parent: CacheBlock | None) -> CacheBlock:
         block = CacheBlock(key, self._free.pop(), parent)
@@ -203,9 +180,12 @@ class BlockCache:
         self._free.append(block.slot)
         name = event_hash(block.key)
         self._events.append(BlockRemoved(block_hashes=[name], medium="GPU", group_idx=0))
-        self._policy.evicted(block.key)
         if block.parent is not None:
             block.parent.num_children -= 1
+
+
+def _rank(block: CacheBlock) -> tuple[int, int, CacheBlock]:
+    return block.last_used, block.slot, block
 
 
 def _is_free_leaf(block: CacheBlock) -> bool:

@@ -1,25 +1,16 @@
 """The prefix cache with its tensors: loads exact KV into requests and saves theirs."""
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 
-from ragboost.chunk_cache.eviction import EvictionPolicy
 from ragboost.engine.runtime.kv import KVLayout, KVPool
 from ragboost.engine.runtime.prefix_cache import BlockCache
 from ragboost.engine.runtime.request import EngineRequest
 
 
 class PrefixStore:
-    def __init__(
-        self,
-        layout: KVLayout,
-        *,
-        capacity_tokens: int,
-        block_size: int,
-        policy: EvictionPolicy | None = None,
-    ) -> None:
+    def __init__(self, layout: KVLayout, *, capacity_tokens: int, block_size: int) -> None:
         num_blocks = capacity_tokens // block_size
-        self.cache = BlockCache(num_blocks, block_size, policy=policy)
+        self.cache = BlockCache(num_blocks, block_size)
         self.block_size = block_size
         self.queried_tokens = self.hit_tokens = 0  # prompt tokens looked up, and found
         self._pool = KVPool(layout, num_blocks, block_size)
@@ -78,9 +69,3 @@ class PrefixStore:
         self.cache.release(request.held)
         request.held = []
         request.kv = None
-
-    def look_ahead(self, waiting: Iterable[EngineRequest]) -> None:
-        self.cache.look_ahead(
-            request.block_keys(request.num_prompt_tokens // self.block_size, self.block_size)
-            for request in waiting
-        )

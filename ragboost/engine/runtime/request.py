@@ -147,12 +147,11 @@ class EngineRequest:
         self.is_filling, self.num_computed, self._filled = False, start, origins
         self.cached_tokens, self.exact_until = origins.exact, exact_until
 
-    def score(self, logits: Tensor, positions: Tensor) -> None:
-        """Score the prompt's tokens behind the last rows, whose logits are given."""
+    def score(self, logits: Tensor, *, end: int) -> None:
+        """Score the prompt's tokens behind the rows before `end`, whose logits are given."""
         if not self.num_scored:
             return
-        last = positions[len(positions) - len(logits) :].tolist()
-        for position, row in zip(last, logits, strict=True):
+        for position, row in enumerate(logits, end - len(logits)):
             if position + 1 < self.num_prompt_tokens:
                 row = row.log_softmax(-1)
                 self.scores.append((float(row[self.token_ids[position + 1]]), float(row.max())))

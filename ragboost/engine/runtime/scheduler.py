@@ -2,16 +2,13 @@
 know threads, text or the model's internals."""
 
 import logging
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.filling import COMPUTE_ERRORS, ChunkFiller, GraphRunner, PromptFiller
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
@@ -19,23 +16,17 @@ from ragboost.engine.runtime.request import EngineRequest
 
 logger = logging.getLogger(__name__)
 
-_MAX_EXPECTED_TOKENS = 256  # generated tokens that a new KV buffer has room for
-
 
 class ScheduledRows(NamedTuple):
-    """Positions of a request, (rows,), ascending, to compute in one step."""
+    """Tokens [start, end) of a request to compute in one step."""
 
     request: EngineRequest
-    positions: Tensor
-
-
-RowsWithLogits = tuple[ScheduledRows, Tensor]
-"""Rows after the forward, and the logits that follow the last ones, (rows, vocab): of the row that
-ends the request's tokens, and of those before scored tokens."""
+    start: int
+    end: int
 
 
 class StepPlan(NamedTuple):
-    rows: list[ScheduledRows]  # of one forward
+    rows: list[ScheduledRows]  # each a forward
     filling: EngineRequest | None  # whose prompt is filled besides
     budget: int  # rows left for that
 
@@ -62,7 +53,6 @@ class Scheduler:
     ) -> None:
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
-        self._has_queue_changed = False
         self.runner = runner
         self.store = store
         self.max_running = max_running
@@ -82,7 +72,6 @@ class Scheduler:
 
     def add(self, request: EngineRequest) -> None:
         self.waiting.append(request)
-        self._has_queue_changed = True
         if self.chunk_filler is not None:
             self.chunk_filler.add(request)
 
@@ -105,25 +94,14 @@ class Scheduler:
             self.store.release(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-            self._has_queue_changed = True
 
     def step(self) -> list[EngineRequest]:
-        """Compute one batch, emit its tokens, and return the requests that have ended."""
+        """Compute rows of each request, emit tokens, and return the requests that have ended."""
         with torch.inference_mode():
             plan = self._plan()
-            if self._has_queue_changed:
-                self._has_queue_changed = False
-                self.store.look_ahead(self.waiting)
-            for (request, positions), logits in self._forward(plan.rows):
-                with _failing_alone(request):
-                    request.num_computed = int(positions[-1]) + 1
-                    self.store.save(request)
-                    request.score(logits, positions)
-                    if request.num_computed == len(request.token_ids):
-                        is_first = len(request.token_ids) == request.num_prompt_tokens
-                        request.append(logits[-1])
-                        if is_first and self.chunk_filler is not None:
-                            self.chunk_filler.finish_prompt(request)
+            for rows in plan.rows:
+                with _failing_alone(rows.request):
+                    self._compute(*rows)
             self._fill(plan)
         ended = [request for request in self.running if request.finish_reason is not None]
         for request in ended:
@@ -139,38 +117,26 @@ class Scheduler:
         with _failing_alone(request):
             filler.fill(request, rows=plan.budget)
 
-    def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[RowsWithLogits]:
-        """Run the model; if that fails, each request by itself, and fail those that fail again."""
-        if len(scheduled) > 1:
-            try:
-                return self._run(scheduled)
-            except COMPUTE_ERRORS as error:
-                count = len(scheduled)
-                logger.warning("a batch of %d requests failed, going one by one: %s", count, error)
-        computed = []
-        for one in scheduled:
-            with _failing_alone(one.request):
-                computed += self._run([one])
-        return computed
-
-    def _run(self, scheduled: Sequence[ScheduledRows]) -> list[RowsWithLogits]:
-        segments = [self._segment(*rows) for rows in scheduled]
-        logits = self.runner.forward(segments).split([each.num_logits for each in segments])
-        return list(zip(scheduled, logits, strict=True))
-
-    def _segment(self, request: EngineRequest, positions: Tensor) -> Segment:
+    def _compute(self, request: EngineRequest, start: int, end: int) -> None:
         assert request.kv is not None, "scheduled without KV"
-        places = positions.tolist()
-        return self.runner.segment(
-            [request.token_ids[position] for position in places],
+        logits = self.runner.forward(
+            request.token_ids[start:end],
             request.kv,
-            positions=positions,
-            num_logits=len(places) - bisect_left(places, request.first_logits),
+            start=start,
+            num_logits=max(0, end - max(start, request.first_logits)),
         )
+        request.num_computed = end
+        self.store.save(request)
+        request.score(logits, end=end)
+        if end == len(request.token_ids):
+            is_first = end == request.num_prompt_tokens
+            request.append(logits[-1])
+            if is_first and self.chunk_filler is not None:
+                self.chunk_filler.finish_prompt(request)
 
     def _plan(self) -> StepPlan:
         rows = [
-            ScheduledRows(request, self._range(request.num_computed, len(request.token_ids)))
+            ScheduledRows(request, request.num_computed, len(request.token_ids))
             for request in self.running
             if not request.is_prefilling
         ]
@@ -187,11 +153,11 @@ class Scheduler:
                 continue
             if request.is_filling:
                 return StepPlan(rows, request, budget)
-            positions = self._next_rows(request, budget)
-            if not len(positions):
+            next_rows = self._next_rows(request, budget)
+            if next_rows.end <= next_rows.start:
                 break
-            rows.append(ScheduledRows(request, positions))
-            budget -= len(positions)
+            rows.append(next_rows)
+            budget -= next_rows.end - next_rows.start
         return StepPlan(rows, None, budget)
 
     def _next_prefill(self, prefilling: deque[EngineRequest]) -> EngineRequest | None:
@@ -201,7 +167,6 @@ class Scheduler:
         if request is None or not self._has_room(request):
             return None
         self.waiting.remove(request)
-        self._has_queue_changed = True
         self.store.queried_tokens += request.num_prompt_tokens
         self.running.append(request)
         return request
@@ -221,19 +186,15 @@ class Scheduler:
 
     def _begin(self, request: EngineRequest) -> None:
         if request.kv is None:
-            expected = min(request.params.max_tokens, _MAX_EXPECTED_TOKENS)
-            request.kv = self.runner.new_kv(request.num_prompt_tokens + expected)
+            request.kv = self.runner.new_kv(request.max_kv_tokens)
         if request.prompt.graph is None:
             self.store.load(request)
 
-    def _next_rows(self, request: EngineRequest, budget: int) -> Tensor:
+    def _next_rows(self, request: EngineRequest, budget: int) -> ScheduledRows:
         end = min(request.num_computed + budget, len(request.token_ids))
         if end < len(request.token_ids):
             end -= end % self.store.block_size  # the next step begins with a block
-        return self._range(request.num_computed, end)
-
-    def _range(self, start: int, end: int) -> Tensor:
-        return torch.arange(start, max(start, end), device=self.runner.device)
+        return ScheduledRows(request, request.num_computed, end)
 
 
 @contextmanager

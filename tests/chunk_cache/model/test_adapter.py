@@ -10,13 +10,10 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention
-from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.errors import UnsupportedModelError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
-from tests.chunk_cache.random_policy import Random
 from tests.chunk_cache.reference import ordinary
 
 
@@ -74,25 +71,14 @@ def test_the_embedded_engine_and_reuse_share_a_model(backend: TiledAttention | N
     adapter = ModelAdapter(model)
 
     runner = ModelRunner(model)
-    adapter.install()
 
     reuse = ChunkReuse(adapter, TieredStore(), backend=backend)
     reuse.precompute(system, chunks)
     whole = reuse.prefill(system, chunks, question, ratio=1.0)
     torch.testing.assert_close(whole.logits, want, atol=1e-5, rtol=1e-5)
     kv = runner.new_kv(len(tokens))
-    packed = runner.forward([runner.segment(tokens, kv, start=0)])
-    torch.testing.assert_close(packed[0], want, atol=1e-5, rtol=1e-5)
-
-    # The selective pass itself may run as rows of an engine step, beside other requests' rows.
-    assembly = reuse.assemble(system, chunks, question)
-    rows = assembly.rows_to_compute(at_once(Random().select(adapter, assembly, ratio=0.3)))
-    for (keys, values), layer in zip(kv.layers, assembly.cache.layers, strict=True):
-        keys[:, : len(tokens)], values[:, : len(tokens)] = layer.keys[0], layer.values[0]
-    segment = Segment([tokens[row] for row in rows.tolist()], rows, len(tokens), kv)
-    stepped = runner.forward([segment])
-    alone = reuse.prefill(system, chunks, question, policy=Random(), ratio=0.3)
-    torch.testing.assert_close(stepped[0], alone.logits, atol=1e-5, rtol=1e-5)
+    own = runner.forward(tokens, kv, start=0)
+    torch.testing.assert_close(own[0], want, atol=1e-5, rtol=1e-5)
 
 
 def test_keys_that_do_not_move_as_rope_says_are_refused() -> None:

@@ -194,7 +194,6 @@ def test_an_exact_request_reports_why(bench: Bench) -> None:
     assert report is not None
     assert report[1].reason == "nothing_stored"
     assert report[1].origins.exact == 4
-    assert bench.scheduler.reasons == {"nothing_stored": 1}
 
 
 def test_a_request_whose_filling_failed_is_computed(bench: Bench) -> None:

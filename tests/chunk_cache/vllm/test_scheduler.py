@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ragboost.chunk_cache.core import reusing_request
 from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.prompt_plan import plan_prompt
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
@@ -13,7 +14,6 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.chunk_cache.vllm import scheduler
 from ragboost.chunk_cache.vllm.data import StepWork
 from ragboost.chunk_cache.vllm.scheduler import ChunkScheduler
 from tests.chunk_cache.families import build_adapter, make_prompt
@@ -234,7 +234,6 @@ def test_a_request_whose_filling_failed_says_so(bench: Bench) -> None:
 
     check(told, request)
     assert told["reason"] == "fill_failed"
-    assert bench.scheduler.reasons == {"fill_failed": 1}
     assert not bench.worker.failed_requests
 
 
@@ -313,7 +312,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(prefix_tokens)
         return plan_prompt(*args, prefix_tokens=prefix_tokens, **options)
 
-    monkeypatch.setattr(scheduler, "plan_prompt", plan)
+    monkeypatch.setattr(reusing_request, "plan_prompt", plan)
     return calls
 
 

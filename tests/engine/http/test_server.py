@@ -10,7 +10,6 @@ import openai
 import pytest
 import torch
 
-from ragboost.engine.runtime.attention import Segment
 from tests.engine.conftest import MODEL, Served, serve_engine
 from tests.engine.leaving import leave_while_running, wait_until_idle
 from tests.kv_integrity import check_blocks
@@ -219,10 +218,10 @@ def test_a_request_that_the_memory_does_not_suffice_for_is_a_500_and_the_next_on
 ) -> None:
     forward = fresh.engine.runner.forward
 
-    def fail_if_long(segments: list[Segment]) -> Any:
-        if any(len(segment.token_ids) > 100 for segment in segments):
+    def fail_if_long(token_ids: list[int], *args: Any, **options: Any) -> Any:
+        if len(token_ids) > 100:
             raise torch.OutOfMemoryError("simulated")
-        return forward(segments)
+        return forward(token_ids, *args, **options)
 
     monkeypatch.setattr(fresh.engine.runner, "forward", fail_if_long)
     with pytest.raises(openai.InternalServerError, match="the engine failed") as caught:

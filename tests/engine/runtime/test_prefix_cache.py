@@ -2,17 +2,15 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from ragboost.cache_events import AllBlocksCleared, BlockRemoved, BlockStored
-from ragboost.chunk_cache.eviction import NextUse
 from ragboost.engine.runtime.prefix_cache import (
     BlockCache,
     CacheBlock,
     block_key,
     event_hash,
 )
-from research.eviction import POLICIES
 from tests.kv_integrity import check_blocks
 
 BLOCK_SIZE = 2
@@ -98,30 +96,6 @@ def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> N
     check_blocks(cache)
 
 
-def test_blocks_that_waiting_requests_will_use_stay() -> None:
-    cache = BlockCache(4, BLOCK_SIZE, policy=NextUse())
-    for tokens in ([1, 1, 2, 2], [3, 3], [4, 4]):
-        cache.release(put(cache, tokens))
-    cache.look_ahead([keys_of([1, 1, 2, 2]), keys_of([9, 9, 3, 3])])
-
-    cache.release(put(cache, [5, 5, 6, 6]))
-
-    assert len(cache.match(keys_of([1, 1, 2, 2]))) == 2, "oldest of all, and needed next"
-    assert not cache.match(keys_of([3, 3])), "behind [9, 9] it is another block"
-    cache.look_ahead([])
-    put(cache, [7, 7])
-    assert len(cache.match(keys_of([1, 1, 2, 2]))) == 1, "without a queue: the oldest leaf"
-    check_blocks(cache)
-
-
-def test_the_least_used_leaf_goes_first_where_uses_count() -> None:
-    cache = BlockCache(2, BLOCK_SIZE, policy=POLICIES["lfu"]())
-    for tokens in ([1, 2], [1, 2], [3, 4]):
-        cache.release(put(cache, tokens))
-    put(cache, [5, 6])
-    assert len(cache.match(keys_of([1, 2]))) == 1
-
-
 class PrefixCacheMachine(RuleBasedStateMachine):
     """Random requests on a small cache, with a mirror that only sees the events."""
 
@@ -133,15 +107,6 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.running: list[list[CacheBlock]] = []
         self.mirror: set[object] = set()
         self.keys: dict[object, bytes] = {}  # of all blocks so far, by their names in events
-
-    @initialize(name=st.sampled_from(["default", "lfu", "lacr", "next-use", "next-use-lfu"]))
-    def choose_policy(self, name: str) -> None:
-        if name != "default":
-            self.cache = BlockCache(6, BLOCK_SIZE, policy=POLICIES[name]())
-
-    @rule(prompts=st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=3))
-    def look_ahead(self, prompts: list[list[int]]) -> None:
-        self.cache.look_ahead(keys_of(tokens) for tokens in prompts)
 
     @rule(
         target=requests,

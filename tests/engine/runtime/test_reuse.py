@@ -17,7 +17,7 @@ from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.request import EngineRequest, SamplingParams
 from tests.chunk_cache.prompts import stored_kv
-from tests.engine.submitting import Parts, Request, running
+from tests.engine.submitting import Parts, Request, running, watch_steps
 from tests.eventually import eventually
 from tests.kv_integrity import check_store
 
@@ -233,14 +233,8 @@ def test_decoding_goes_on_while_another_request_chooses_and_computes(
 
 def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[int]]:
     """Note the rows of each step, and of each piece between steps."""
-    steps: list[list[int]] = []
+    steps = watch_steps(engine, monkeypatch)
     pieces: list[int] = []
-    forward = engine.runner.forward
-
-    def note_rows(segments: list) -> torch.Tensor:  # type: ignore[type-arg]
-        steps.append([len(segment.token_ids) for segment in segments])
-        return forward(segments)
-
     assert engine.chunk_filler is not None
     adapter = engine.chunk_filler.reuse.adapter
 
@@ -254,7 +248,6 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[in
             pieces.append(len(tokens))
             return adapter.forward(tokens, *args, **kwargs)
 
-    monkeypatch.setattr(engine.runner, "forward", note_rows)
     engine.chunk_filler.reuse.adapter = Watched()
     return steps, pieces
 

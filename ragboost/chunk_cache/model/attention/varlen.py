@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 
 PAGE = 256
 """Keys per page; FlashAttention requires a multiple of 256."""
@@ -32,20 +32,17 @@ def find_runs(positions: torch.Tensor) -> Runs:
 
 
 class VarlenAttention:
-    """`torch.nn.attention.varlen` on an accelerator, one SDPA call per run on a CPU."""
+    """`torch.nn.attention.varlen`, on an accelerator in half precision."""
 
     def supports(self, inputs: AttentionInputs) -> bool:
-        if inputs.query.is_cuda and inputs.query.dtype not in (torch.float16, torch.bfloat16):
+        if not inputs.query.is_cuda or inputs.query.dtype not in (torch.float16, torch.bfloat16):
             return False
         return inputs.softcap is None and inputs.sinks is None and inputs.visible is None
 
     def attend(self, inputs: AttentionInputs) -> torch.Tensor:
-        runs = find_runs(inputs.positions)
-        return self._flash(inputs, runs) if inputs.query.is_cuda else self._sdpa(inputs, runs)
-
-    def _flash(self, inputs: AttentionInputs, runs: Runs) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn  # NOTE: torch >= 2.10, accelerators only
 
+        runs = find_runs(inputs.positions)
         pages = -(-inputs.num_keys // PAGE)
         room = (0, 0, 0, 0, 0, pages * PAGE - inputs.num_keys)
         key, value = (
@@ -69,20 +66,3 @@ class VarlenAttention:
             block_table=table.expand(len(runs.ends), -1).contiguous(),
         )
         return out.transpose(0, 1)[None]
-
-    def _sdpa(self, inputs: AttentionInputs, runs: Runs) -> torch.Tensor:
-        parts = []
-        offsets, ends = runs.offsets.tolist(), runs.ends.tolist()
-        for begin, stop, end in zip(offsets, offsets[1:], ends, strict=False):
-            mask = exact_mask(inputs.positions[begin:stop], end, window=inputs.window)
-            parts.append(
-                F.scaled_dot_product_attention(
-                    inputs.query[:, :, begin:stop],
-                    inputs.key[:, :, :end],
-                    inputs.value[:, :, :end],
-                    mask,
-                    scale=inputs.scaling,
-                    enable_gqa=inputs.query.shape[1] != inputs.key.shape[1],
-                )
-            )
-        return torch.cat(parts, 2)
