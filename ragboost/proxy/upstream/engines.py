@@ -70,8 +70,8 @@ class ReuseReport(msgspec.Struct):
 
 
 class Engines:
-    """What renders the backends' prompts, and what chunks these reuse: nothing before all have
-    answered. `open` and `close` belong to the event loop.
+    """Knows what renders the backends' prompts, and what chunks these reuse: nothing before all
+    have answered. `open` and `close` belong to the event loop.
 
     The setting `reuse_chunks` answers for all backends, and leaves their recompute ratio unknown;
     whether they read graphs is asked in any case. A backend that is added has no answer before it
