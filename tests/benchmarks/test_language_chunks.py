@@ -181,7 +181,8 @@ def test_other_orders_share_a_prefix_or_keep_the_best_document_last_and_whole(
     assert loaded.tokenizer.decode(tokens[slice(*chunks[-1])]).startswith("[Doc_1]")
     assert num_cached == 2
     assert list(found) == [*arms[:3], "last/full", *arms[3:]]
-    assert found["last/full"].kl == found["shared/full"].kl == 0.0
+    for order in ("last", "shared"):  # sums in another order differ in their last bits
+        assert found[f"{order}/full"].kl == pytest.approx(0.0, abs=1e-6)
     assert found["shared/full"].computed < 0.8 * found["full"].computed
     assert found["shared/reuse"].computed < found["last/reuse"].computed
     share = (chunks[-1][1] - chunks[-1][0]) / len(tokens)
