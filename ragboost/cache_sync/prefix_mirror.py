@@ -1,7 +1,7 @@
 """Mirror one engine's prefix cache from its events: blocks and request ids."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ragboost.cache_events import (
@@ -11,6 +11,8 @@ from ragboost.cache_events import (
     BlockStored,
     EventBatch,
 )
+from ragboost.cache_sync.mirror_block import MirrorBlock
+from ragboost.errors import ContextIndexError
 
 _MAX_REQUEST_ID = 256  # characters; ids may be chosen by clients
 _STEPS_PER_EVENT = 64  # blocks that may be walked over for each event, over time
@@ -27,77 +29,6 @@ class Changes(NamedTuple):
     # were evicted, and the mirror has dropped the request.
     resident_tokens: dict[str, int]
     is_cleared: bool = False  # the cache was cleared; requests not in `resident_tokens` have 0
-
-
-class MirrorBlock:
-    """One cached block, or the placeholder of an evicted one whose descendants are still cached."""
-
-    __slots__ = (
-        "block_hash",
-        "copies",
-        "end",
-        "first_child",
-        "is_approximate",
-        "is_reachable",
-        "next_sibling",
-        "parent",
-        "previous_sibling",
-        "requests",
-    )
-
-    def __init__(
-        self,
-        block_hash: BlockHash | None,
-        parent: "MirrorBlock | None",
-        *,
-        num_tokens: int,
-    ) -> None:
-        self.block_hash = block_hash
-        self.parent = parent
-        self.end = num_tokens  # tokens of the prompt up to and including this block
-        self.copies = 0  # physical copies on the GPU
-        self.is_approximate = False  # its KV is no prefix hit for exact requests
-        self.is_reachable = parent is None  # it and all blocks before it are resident
-        # Ids of the requests whose deepest known block this is.
-        self.requests: set[str] | None = None
-        self.first_child: MirrorBlock | None = None
-        self.next_sibling: MirrorBlock | None = None
-        self.previous_sibling: MirrorBlock | None = None
-        if parent is not None:
-            self.end += parent.end
-            self.next_sibling = parent.first_child
-            if parent.first_child is not None:
-                parent.first_child.previous_sibling = self
-            parent.first_child = self
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - (self.parent.end if self.parent is not None else 0)
-
-    @property
-    def is_needed(self) -> bool:
-        """It is cached, or a block after it is."""
-        return bool(self.copies or self.first_child)
-
-    def children(self) -> Iterator["MirrorBlock"]:
-        child = self.first_child
-        while child is not None:
-            yield child
-            child = child.next_sibling
-
-    def detach(self) -> None:
-        """Remove this block from its parent's children; `parent` stays set."""
-        if self.previous_sibling is not None:
-            self.previous_sibling.next_sibling = self.next_sibling
-        elif self.parent is not None:
-            self.parent.first_child = self.next_sibling
-        if self.next_sibling is not None:
-            self.next_sibling.previous_sibling = self.previous_sibling
-        self.next_sibling = self.previous_sibling = None
-
-    def unlink(self) -> None:
-        """Forget all other blocks, so that each is freed without the garbage collector."""
-        self.parent = self.first_child = self.next_sibling = self.previous_sibling = None
 
 
 class PrefixMirror:
@@ -179,6 +110,29 @@ class PrefixMirror:
             block = block.parent
         return None if block is None else block.end
 
+    def copies(self) -> dict[BlockHash, int]:
+        return {key: block.copies for key, block in self._blocks.items() if block.copies}
+
+    def match_tokens(
+        self,
+        token_ids: Sequence[int],
+        *,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+    ) -> int:
+        """Return the leading tokens of a prompt that are cached, in whole blocks."""
+        size, end, found = self.block_size, 0, [self._root]
+        salts = () if cache_salt is None else (cache_salt,)
+        while size and end + size <= len(token_ids):
+            namespace = (lora_name, *salts) if not end else ()
+            content = hash((*namespace, *token_ids[end : end + size]))
+            children = [child for block in found for child in block.children()]
+            found = [each for each in children if each.is_reachable and each.content == content]
+            if not found:
+                break
+            end += size
+        return end
+
     def _store(self, event: BlockStored) -> None:
         # Another medium's copies are no prefix hits; what is loaded from there is stored again.
         if (event.medium or "GPU") != "GPU":
@@ -195,14 +149,15 @@ class PrefixMirror:
             self._prune(parent)
             return
         self.is_tree = event.group_idx is None
-        for block_hash in hashes:
+        for i, block_hash in enumerate(hashes):
             block = self._blocks.get(block_hash)
             if block is None:
                 if not event.token_ids or len(self._blocks) >= self.max_blocks:
                     self._count_unknown(1)
                     self._prune(parent)
                     return
-                block = MirrorBlock(block_hash, parent, num_tokens=size)
+                content = _content(event, i, is_first=parent is self._root)
+                block = MirrorBlock(block_hash, parent, num_tokens=size, content=content)
                 self._blocks[block_hash] = block
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
@@ -351,8 +306,52 @@ class PrefixMirror:
             self.num_unknown += count
             self.is_partial = True
 
+    def check_integrity(self) -> None:
+        """Raise ContextIndexError for a broken invariant; takes linear time."""
+        reached = 0
+        for block_hash, block in self._blocks.items():
+            parent = block.parent
+            if parent is None or block.block_hash != block_hash:
+                raise ContextIndexError(f"block {block_hash!r} has no parent or another hash")
+            if block.is_reachable != (parent.is_reachable and self._is_resident(block)):
+                raise ContextIndexError(
+                    f"block {block_hash!r}: is_reachable {block.is_reachable}, its parent "
+                    f"{parent.is_reachable}, copies {block.copies}"
+                )
+            if not block.is_needed or block.copies < 0:
+                raise ContextIndexError(f"block {block_hash!r} has {block.copies} copies")
+            reached += block.num_tokens * block.is_reachable
+        if reached != self.num_resident_tokens:
+            raise ContextIndexError(
+                f"{reached} tokens are resident, {self.num_resident_tokens} counted"
+            )
+        parents = (self._root, *self._blocks.values())
+        linked = sum(1 for block in parents for _ in block.children())
+        if linked != len(self._blocks):
+            raise ContextIndexError(f"{len(self._blocks)} blocks stored, {linked} in the tree")
+        for request, block in self._requests.items():
+            if block.requests is None or request not in block.requests or not block.is_reachable:
+                raise ContextIndexError(f"request {request!r} belongs to no resident block")
+
 
 def _is_sparse(event: BlockStored) -> bool:
     """Return True if an event has fewer hashes than whole blocks of tokens."""
     num_tokens, size = len(event.token_ids), event.block_size
     return size > 0 and num_tokens % size == 0 and num_tokens > len(event.block_hashes) * size
+
+
+def _content(event: BlockStored, number: int, *, is_first: bool) -> int:
+    """Hash what a block holds: LoRA name and salt (first in a prompt; extra keys in vLLM, fields in
+    SGLang), tokens (of a bigram the first), ids of media."""
+    size, extras, lora = event.block_size, event.extra_keys or (), event.lora_name
+    extra = extras[number] or () if len(extras) == len(event.block_hashes) else ()
+    namespace: list[str | None] = []
+    if is_first:
+        if lora is None and event.lora_id is not None:
+            lora = f"lora_id:{event.lora_id}"
+        namespace = [lora, *[part for part in extra if isinstance(part, str) and part != lora]]
+        namespace += [event.cache_salt] if event.cache_salt is not None else []
+    tokens = event.token_ids[number * size : (number + 1) * size]
+    ids = [token if isinstance(token, int) else token[0] for token in tokens]
+    media = [repr(part) for part in extra if not isinstance(part, str)]
+    return hash((*namespace, *ids, *media))

@@ -44,8 +44,8 @@ class EngineSettings(Section):
     max_running_tokens: int = Field(
         131_072,
         ge=1,
-        description="Tokens of KV of the requests computed at a time, prompts and `max_tokens` together; "
-        "further requests wait, and a request that needs more by itself gets a 400.",
+        description="Tokens of KV of the requests computed at a time, prompts and `max_tokens` "
+        "together; further requests wait, and a request that needs more by itself gets a 400.",
     )
     max_step_tokens: int = Field(
         512, ge=1, description="Tokens computed in one step; longer prompts take several steps."

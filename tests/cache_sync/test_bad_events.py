@@ -17,7 +17,6 @@ from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from ragboost.cache_sync.subscriber import Subscriber
-from tests.cache_sync.token_streams import mirror_of, token_mirrors  # noqa: F401
 from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
 
@@ -128,7 +127,7 @@ class Rig:
         except AssertionError:
             return False
         if stream.resident_tokens(name):  # the last: nothing changes the mirror meanwhile
-            mirror_of(stream).check_integrity()
+            stream.mirror.check_integrity()
         return True
 
 

@@ -8,7 +8,6 @@ import pytest
 from ragboost.cache_events import EventBatch, encode_batch
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
-from tests.cache_sync.token_streams import mirror_of, token_mirrors  # noqa: F401
 from tests.cache_sync.toy import ToyCache
 
 DOCUMENTS = [[100 * i + j for j in range(6)] for i in range(5)]
@@ -71,8 +70,8 @@ class World:
             self.stream.replay_failed()
 
     def check(self) -> None:
-        mirror_of(self.stream).check_integrity()
-        held = Counter(mirror_of(self.stream).copies())
+        self.stream.mirror.check_integrity()
+        held = Counter(self.stream.mirror.copies())
         if self.stream.state is StreamState.EXACT:
             position = self.stream.next_seq
             assert position is not None

@@ -15,10 +15,9 @@ from ragboost.cache_events import (
 )
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import StreamState
+from ragboost.cache_sync.prefix_mirror import PrefixMirror
 from ragboost.cache_sync.subscriber import Subscriber
 from tests.cache_sync.test_subscriber import Frames
-from tests.cache_sync.token_mirror import TokenMirror
-from tests.cache_sync.token_streams import mirror_of, token_mirrors  # noqa: F401
 from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
 from tests.test_cache_events import frames
@@ -77,7 +76,7 @@ def test_golden_frames_survive_losses_delays_and_disorder_on_a_real_socket(
                 publisher.publish_payload(payload)
         total = rounds * (len(frames(name)) + 1)
         eventually(lambda: stream.next_seq == total and stream.state is StreamState.EXACT)
-        mirror_of(stream).check_integrity()
+        stream.mirror.check_integrity()
         assert stream.mirror.num_resident_tokens == RESIDENT[name]
         publisher.publish_payload(CLEARED)
         eventually(lambda: stream.next_seq == total + 1 and stream.state is StreamState.EXACT)
@@ -111,7 +110,7 @@ def test_golden_frames_are_known_again_when_either_side_restarts(tmp_path: Path,
         first = frames(name)[0]
         publisher.publish_payload(first)
         eventually(lambda: stream.next_seq == 1 and stream.state is StreamState.EXACT)
-        alone = TokenMirror()
+        alone = PrefixMirror()
         alone.clear(is_partial=False)
         alone.apply(decode_batch(first))
         assert stream.mirror.num_resident_tokens == alone.num_resident_tokens

@@ -16,8 +16,8 @@ from ragboost.cache_events import (
     EventBatch,
     decode_batch,
 )
-from ragboost.cache_sync.prefix_mirror import Changes, MirrorBlock
-from tests.cache_sync.token_mirror import TokenMirror
+from ragboost.cache_sync.mirror_block import MirrorBlock
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from tests.cache_sync.toy import ToyCache
 from tests.test_cache_events import frames
 
@@ -36,14 +36,14 @@ def removed(*hashes: int, medium: str | None = "GPU") -> BlockRemoved:
     return BlockRemoved(block_hashes=list(hashes), medium=medium)
 
 
-def apply(mirror: TokenMirror, *events: Event) -> Changes:
+def apply(mirror: PrefixMirror, *events: Event) -> Changes:
     changes = mirror.apply(EventBatch(ts=1.0, events=events))
     mirror.check_integrity()
     return changes
 
 
-def empty(**limits: int) -> TokenMirror:
-    mirror = TokenMirror(**limits)
+def empty(**limits: int) -> PrefixMirror:
+    mirror = PrefixMirror(**limits)
     mirror.clear(is_partial=False)
     return mirror
 

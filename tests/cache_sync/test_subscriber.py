@@ -15,7 +15,6 @@ from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.errors import ConfigError
-from tests.cache_sync.token_streams import mirror_of, token_mirrors  # noqa: F401
 from tests.cache_sync.toy import ToyCache
 from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
@@ -73,17 +72,17 @@ class Rig:
     def is_equal(self, stream: EventStream) -> bool:
         """Compare the mirror's blocks with the cache's, by hash and copies."""
         try:
-            return mirror_of(stream).copies() == Counter(self.cache.blocks.values())
+            return stream.mirror.copies() == Counter(self.cache.blocks.values())
         except RuntimeError:  # the subscriber is changing it
             return False
 
     def check(self, stream: EventStream) -> None:
         eventually(lambda: stream.state is StreamState.EXACT and self.is_equal(stream))
-        mirror_of(stream).check_integrity()
+        stream.mirror.check_integrity()
         for name, tokens in self.prompts.items():
             told = stream.resident_tokens(name) or 0
             assert told <= self.cache.cached_tokens(tokens)
-            assert mirror_of(stream).match_tokens(tokens) == self.cache.cached_tokens(tokens)
+            assert stream.mirror.match_tokens(tokens) == self.cache.cached_tokens(tokens)
 
 
 @pytest.fixture
@@ -189,7 +188,7 @@ def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
         assert stream.state is StreamState.DEGRADED
         assert any(changes.is_cleared for changes in toy.changes)
         held = set(toy.cache.blocks.values())
-        assert held.issuperset(mirror_of(stream).copies())
+        assert held.issuperset(stream.mirror.copies())
         toy.cache.clear()
         toy.serve(3)
         toy.check(stream)

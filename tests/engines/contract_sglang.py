@@ -17,10 +17,10 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ragboost.cache_events import decode_batch
+from ragboost.cache_sync.prefix_mirror import PrefixMirror
 from ragboost.engine_hooks import sglang as plugin
 from ragboost.engine_hooks.reporter import Reporter
 from ragboost.engine_hooks.reports import encode
-from tests.cache_sync.token_mirror import TokenMirror
 
 PAGE, STEPS, CAPACITY = 16, 1500, 1024
 
@@ -72,7 +72,7 @@ def drive(cache: Any) -> dict[str, object]:
     config = json.dumps({"publisher": "ragboost", "endpoint": "http://127.0.0.1:9"})
     publisher = EventPublisherFactory.create(config, attn_dp_rank=2)
     reporter: Reporter = publisher.reporter
-    mirror = TokenMirror()
+    mirror = PrefixMirror()
     mirror.clear(is_partial=False)
     rng = random.Random(1)
     documents = [

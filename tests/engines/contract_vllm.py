@@ -23,10 +23,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from ragboost.cache_events import decode_batch
+from ragboost.cache_sync.prefix_mirror import PrefixMirror
 from ragboost.engine_hooks import vllm as plugin
 from ragboost.engine_hooks.reporter import URL_VARIABLE, Reporter
 from ragboost.engine_hooks.reports import encode
-from tests.cache_sync.token_mirror import TokenMirror
 
 BLOCK_SIZE, NUM_BLOCKS, STEPS = 16, 64, 1500
 
@@ -57,7 +57,7 @@ def main() -> None:
     manager = make_manager()  # vLLM's own configuration has events off
     publisher = EventPublisherFactory.create(None, 3)
     reporter: Reporter = publisher.reporter
-    mirror = TokenMirror()
+    mirror = PrefixMirror()
     mirror.clear(is_partial=False)
     payloads: list[bytes] = []
 

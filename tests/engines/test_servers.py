@@ -10,7 +10,6 @@ from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.requests.wires.usage import read_usage
-from tests.cache_sync.token_streams import mirror_of, token_mirrors  # noqa: F401
 from tests.engines.conftest import KINDS, require
 from tests.engines.report_route import report_route
 from tests.engines.servers import EngineServer, Kind
@@ -36,14 +35,14 @@ def prompt(dice: random.Random) -> list[int]:
 
 def hit(stream: EventStream, tokens: list[int], server: EngineServer) -> int:
     """Predict what the engine will report: whole blocks, but never the last token of a prompt."""
-    found = mirror_of(stream).match_tokens(tokens)
+    found = stream.mirror.match_tokens(tokens)
     return min(found, (len(tokens) - 1) // server.block_size * server.block_size)
 
 
 def settle(stream: EventStream, tokens: list[int], server: EngineServer) -> None:
     """Wait until the events of an answered prompt have arrived: they follow its response."""
     stored = len(tokens) // server.block_size * server.block_size
-    eventually(lambda: mirror_of(stream).match_tokens(tokens) >= stored)
+    eventually(lambda: stream.mirror.match_tokens(tokens) >= stored)
 
 
 def serve(server: EngineServer, stream: EventStream, *, requests: int, seed: int) -> int:
@@ -75,7 +74,7 @@ def test_every_hit_is_predicted_exactly_while_the_cache_evicts(server: EngineSer
         assert stream.state is StreamState.EXACT
         assert 0 < stream.mirror.num_resident_tokens <= server.cache_tokens
         assert stream.resident_tokens("1-39") is not None
-        mirror_of(stream).check_integrity()
+        stream.mirror.check_integrity()
 
 
 def test_a_listener_that_comes_late_replays_and_knows_the_same(server: EngineServer) -> None:
@@ -94,7 +93,7 @@ def test_a_cleared_cache_is_forgotten(server: EngineServer) -> None:
         server.clear_cache()
         server.complete(DOCUMENTS[0] * 3, "after")  # vLLM tells of a reset with its next step
         eventually(lambda: stream.resident_tokens("after") is not None)
-        assert mirror_of(stream).match_tokens(DOCUMENTS[1] * 3) == 0
+        assert stream.mirror.match_tokens(DOCUMENTS[1] * 3) == 0
         assert stream.state is StreamState.EXACT
 
 
@@ -107,10 +106,8 @@ def test_salted_requests_are_kept_apart(server: EngineServer) -> None:
         body = {"model": "tiny", "prompt": tokens, "max_tokens": 1, "cache_salt": "tenant"}
         server.post("/v1/completions", body)
         whole = len(tokens) // server.block_size * server.block_size
-        eventually(
-            lambda: mirror_of(stream).match_tokens(tokens, cache_salt="tenant"), equals=whole
-        )
-        assert mirror_of(stream).match_tokens(tokens) == 0
+        eventually(lambda: stream.mirror.match_tokens(tokens, cache_salt="tenant"), equals=whole)
+        assert stream.mirror.match_tokens(tokens) == 0
 
 
 def test_a_killed_and_restarted_engine_is_followed(server: EngineServer) -> None:
