@@ -39,7 +39,7 @@ _LOWERED = (
     "cache_sync.in_flight._MAX_REQUESTS",
     "index.directory._MAX_RECENT",
     "proxy.observability.metrics._MAX_MODELS",
-    "proxy.routes.dashboard.history._MAX_SAMPLES",
+    "proxy.routes.dashboard.figures._MAX_SAMPLES",
     "booster.tokens.counter._MAX_WANTED",
 )
 _LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
