@@ -65,12 +65,14 @@ def test_answers_are_as_recorded(runner: ArmRunner) -> None:
 def test_a_deliberate_break_shows(
     name: str, runner: ArmRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = slice(10, 20)  # of both halves
+    prompts, recorded = guard.make_prompts(), guard.read_recorded()
     monkeypatch.setattr(*BREAKS[name])
 
-    found = guard.watch(runner, guard.make_prompts()[some])
+    def shows(at: int) -> bool:
+        found = guard.watch(runner, prompts[at : at + 1])
+        return guard.differences(found, recorded[at : at + 1]) != []
 
-    assert guard.differences(found, guard.read_recorded()[some]) != []
+    assert any(map(shows, range(10, 20)))  # of both halves, up to the first that shows it
 
 
 def test_the_recorded_values_are_those_of_the_default(
