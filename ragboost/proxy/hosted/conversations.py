@@ -1,7 +1,7 @@
 """Find the request before a request in its conversation, in bounded memory.
 
 Looks at encoded fields and messages: a request that continues its conversation costs about one
-comparison of bytes, whatever its length. Does not know causes. `rewriting.recognition` proves that
+comparison of bytes, whatever its length. Does not know causes. `requests.history` proves that
 a history is the same, by links that change with any of it; here it is sought where it has changed.
 """
 

@@ -111,14 +111,14 @@ class Messages:
             place = _Place(*found)
             leading = place if self._may_move(slots, place) else None
             places = sorted([*places, place], key=_reading_order)
-        is_work = leading is not None and _is_work(slots, leading)
-        leading = None if is_work else leading
+        work = leading if leading is not None and _is_work(slots, leading) else None
+        leading = None if work is not None else leading
         references, num_repeated = self._references(leading, places)
         num_later = sum(len(p.group.blocks) for p in places if p is not leading)
         if leading is None and not num_repeated:
             self._unmarked.name_what_is_left(slots, scans)
-            if is_work:
-                raise AmbiguousDocumentsError(places[0].group.frame, WORK)
+            if work is not None:
+                raise AmbiguousDocumentsError(work.group.frame, WORK)
             if num_later:
                 raise NothingToDoError(num_later)
             return None
@@ -199,7 +199,7 @@ class Messages:
     def _scan(self, text: str, *, is_tool: bool, may_ask: bool) -> Scan:
         frames, plain, key = self._settings.formats.frames, self._plain, 0
         is_kept = "\n" in text  # the search of any other is as fast
-        ends = hash((len(text), text[:_END], text[-_END:]))
+        ends = hash((len(text), text[:_END], text[-_END:])) if is_kept else 0
         if is_kept and ends in plain:
             key = hash((text, is_tool, may_ask))
             if (known := plain.get(key)) is not None:
