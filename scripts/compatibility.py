@@ -23,7 +23,7 @@ SHOWN = {  # packages of the table, with the extra that brings them
     "transformers": "engine",
     "openai": "test",
     "anthropic": "test",
-    "fastapi": "",
+    "starlette": "",
     "aiohttp": "",
     "pydantic": "",
 }

@@ -1,11 +1,67 @@
-"""The OpenAPI document of the proxy's routes, for its reference page. Describes the completion
-routes, which are plain ASGI for speed."""
+"""The OpenAPI document of the proxy's routes, for its reference page."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
+from starlette.routing import Route
+
+from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH
 from ragboost.proxy.app import create_app
-from ragboost.proxy.routes.schemas import NewSession
+from ragboost.proxy.routes import schemas
+from ragboost.proxy.routes.explain import EXPLAIN_PATH
 from ragboost.requests.wires.registry import WIRES
+
+
+class ProxyError(BaseModel):
+    """The reason for which a request failed."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="Path of the offending field.")
+    code: str = Field(description="The HTTP status.")
+
+
+class ProxyErrorResponse(BaseModel):
+    """Every error of the proxy, in OpenAI's shape."""
+
+    error: ProxyError
+
+
+class SessionTranscript(schemas.SessionObject):
+    """A chat session with its messages."""
+
+    messages: list[dict[str, Any]] = Field(description="As the client and the backend wrote them.")
+
+
+class ExplainedDocument(BaseModel):
+    """A document that the proxy sees in a request."""
+
+    begins: str = Field(description="Its first words.")
+    tokens: int
+
+
+class RequestExplanation(BaseModel):
+    """A request as the proxy sees it, and the request that it would send."""
+
+    detection: str = Field(description="`found`, or the reason for which nothing is boosted.")
+    frame: str = Field(description="The marks around the documents; empty if there are none.")
+    documents: list[ExplainedDocument] = Field(description="In the client's order.")
+    order: list[int] = Field(
+        description="The documents sent, by their places in the client's order, if another request "
+        "had brought the same ones in reverse order."
+    )
+    note: str = Field(description="What the model would be told about them.")
+    tokens_before: int = Field(description="Of the texts that may hold documents.")
+    tokens_after: int
+    is_counted: bool = Field(description="By a tokenizer; else estimated.")
+    why: str = Field(description="Why nothing is boosted; empty if something is.")
+    advice: str = Field(description="The smallest change that helps; empty if there is none.")
+    sent: dict[str, Any] | None = Field(
+        description="The body for the backend; null if it is malformed or would be refused."
+    )
+
 
 _DOCUMENTS = {
     "type": "array",
@@ -58,7 +114,6 @@ _TURN_BODY = {
     "additionalProperties": True,
 }
 _SCHEMAS = {
-    "NewSession": NewSession.model_json_schema(),
     "RagboostObject": _OBJECT,
     "CompletionBody": _COMPLETION_BODY,
     "SessionTurnBody": _TURN_BODY,
@@ -103,18 +158,107 @@ _SESSION_ERRORS = {
 }
 
 
+_TEXT = {"type": "string"}
+_REPORT = {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+
+
+def _json(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """What the code of one of the proxy's own endpoints does not say."""
+
+    tag: str
+    answer: dict[str, Any]  # content of a good response
+    errors: tuple[int, ...] = ()
+    status: int = 200
+    body: dict[str, Any] = field(default_factory=dict)  # content
+    query: type[BaseModel] | None = None
+    others: dict[str, Any] = field(default_factory=dict)  # responses in a shape of their own
+
+
+_SESSIONS, _SESSION = "/v1/sessions", "/v1/sessions/{session_id}"
+_OPERATIONS = {
+    f"POST {_SESSIONS}": _Operation(
+        "sessions",
+        _json("SessionObject"),
+        (400, 401, 408, 413, 415),
+        status=201,
+        body=_json("NewSession"),
+    ),
+    f"GET {_SESSIONS}": _Operation(
+        "sessions", _json("SessionPage"), (400, 401, 404), query=schemas.SessionQuery
+    ),
+    f"GET {_SESSION}": _Operation("sessions", _json("SessionTranscript"), (401, 404, 409, 410)),
+    f"DELETE {_SESSION}": _Operation("sessions", _json("DeletedSession"), (401, 404)),
+    f"POST {REPORT_PATH}": _Operation(
+        "engine hooks", _REPORT, (400, 401, 403, 408, 413), body=_REPORT
+    ),
+    f"POST {EXPLAIN_PATH}": _Operation(
+        "operations",
+        _json("RequestExplanation"),
+        (401, 408, 413, 415),
+        body=_json("CompletionBody"),
+    ),
+    "GET /health": _Operation("operations", _json("Liveness")),
+    "GET /ready": _Operation(
+        "operations",
+        _json("Readiness"),
+        others={"503": {"description": "No backend works.", "content": _json("Readiness")}},
+    ),
+    "GET /version": _Operation("operations", _json("VersionInfo")),
+    "GET /chunk_reuse": _Operation("operations", {}, (404,), status=404),
+    "GET /metrics": _Operation("operations", {"text/plain": {"schema": _TEXT}}, (401,)),
+    "GET /dashboard": _Operation("dashboard", {"text/html": {"schema": _TEXT}}),
+    "GET /dashboard/data": _Operation(
+        "dashboard", {"application/json": {"schema": {"type": "object"}}}, (401,)
+    ),
+}
+
+
 def proxy_document() -> dict[str, Any]:
-    """Return FastAPI's document with what it does not know, and without its own shape of errors."""
-    document = create_app().openapi()
-    document["paths"] = {**_completion_paths(), **document["paths"]}
-    schemas = document["components"]["schemas"]
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
-    schemas.update(_SCHEMAS)
-    for item in document["paths"].values():
-        for operation in item.values():
-            operation["responses"].pop("422", None)
-    return document
+    """Return the document: completions, then the proxy's own endpoints with their docstrings."""
+    paths = _completion_paths()
+    for route in create_app().own_routes:
+        assert isinstance(route, Route), route
+        method = next(iter(sorted((route.methods or set()) - {"HEAD"})))
+        if operation := _OPERATIONS.get(f"{method} {route.path}"):
+            about = _described(operation, route)
+            paths.setdefault(route.path, {})[method.lower()] = about
+    models = (ProxyErrorResponse, RequestExplanation, SessionTranscript, schemas.SessionPage)
+    answers = (*models, schemas.DeletedSession, schemas.Liveness, schemas.Readiness)
+    _, found = models_json_schema(
+        [
+            (schemas.NewSession, "validation"),
+            *((model, "serialization") for model in (*answers, schemas.VersionInfo)),
+        ],
+        ref_template="#/components/schemas/{model}",
+    )
+    return {"paths": paths, "components": {"schemas": {**found["$defs"], **_SCHEMAS}}}
+
+
+def _described(operation: _Operation, route: Route) -> dict[str, Any]:
+    summary, _, description = (route.endpoint.__doc__ or "").strip().partition("\n\n")
+    parameters = []
+    if "{session_id}" in route.path:
+        parameters.append(_parameter("session_id", "Id of the session.", where="path"))
+    if operation.query is not None:
+        for name, about in operation.query.model_json_schema()["properties"].items():
+            parameters.append(_parameter(name, about.get("description", ""), where="query"))
+    responses = {str(status): _error("") for status in operation.errors}
+    if operation.status < 400:
+        responses[str(operation.status)] = {"description": "", "content": operation.answer}
+    return {
+        "tags": [operation.tag],
+        "summary": summary.rstrip("."),
+        "description": " ".join(description.split()),
+        "operationId": route.name,
+        "parameters": parameters,
+        "requestBody": {"content": operation.body},
+        "responses": {**responses, **operation.others},
+    }
 
 
 def _completion_paths() -> dict[str, Any]:

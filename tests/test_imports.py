@@ -10,7 +10,7 @@ import pytest
 from tests.environments import needs, own_environment
 
 ROOT = Path(__file__).parents[1]
-WEB = {"fastapi", "starlette", "uvicorn", "aiohttp"}
+WEB = {"starlette", "uvicorn", "aiohttp"}
 EVENTS = {"zmq", "msgspec"}
 TORCH = {"torch", "transformers", "tokenizers", "safetensors"}
 NUMPY = {"numpy", "scipy"}

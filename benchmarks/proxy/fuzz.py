@@ -45,7 +45,6 @@ def main() -> None:
     """Run the episodes and print; exit with 1 if a rule was broken."""
     parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="requests to send")
-    # FastAPI keeps the routes of every app until the process ends: long runs need few apps.
     parser.add_argument("--seed", type=int, default=2026, help="seed of the run")
     parser.add_argument("--episode", type=int, default=5_000, help="requests to one app")
     parser.add_argument("--http", action="store_true", help="send over HTTP, in eight worlds")

@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
@@ -14,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ragboost import __version__
 from ragboost.config import Settings
 from ragboost.errors import RequestError
-from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
+from ragboost.proxy.asgi.errors import on_internal_error, on_request_error
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError
 from ragboost.proxy.routes.completions import Completions, Passthrough
@@ -36,8 +35,8 @@ _HOME = {
 }
 
 
-class ProxyApp(FastAPI):
-    """FastAPI, with a direct way to the completion endpoints."""
+class ProxyApp(Starlette):
+    """Starlette, with a direct way to the completion endpoints."""
 
     # Completion endpoints by path, called for POST without routing or middleware, unless the app is
     # mounted below another path or has middleware of its own.
@@ -76,20 +75,14 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
     dashboard = Dashboard(state)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with state.lifespan(), dashboard.history:
             yield
 
     app = ProxyApp(
-        title="RAGBoost",
-        description="Other requests for inference are forwarded to the backend unchanged.",
-        version=__version__,
         lifespan=lifespan,
-        openapi_url=None,  # this path is the backend's, as are those of pages for it
-        redirect_slashes=False,
         exception_handlers={
             RequestError: on_request_error,
-            RequestValidationError: _on_validation_error,
             ClientDisconnectedError: _on_disconnect,
             Exception: on_internal_error,
         },
@@ -109,6 +102,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         *StatusRoutes(state).routes(),
         *dashboard.routes(),
     ]
+    app.router.redirect_slashes = False
     app.router.routes += [
         *app.own_routes,
         Route("/", _Home(dashboard, passthrough)),
@@ -137,15 +131,10 @@ class _Home:
         app: ASGIApp = self._passthrough
         if scope["method"] in ("GET", "HEAD"):
             is_browser = b"text/html" in dict(scope["headers"]).get(b"accept", b"")
-            app = await self._dashboard.page() if is_browser else JSONResponse(_HOME)
+            app = await self._dashboard.page(Request(scope)) if is_browser else JSONResponse(_HOME)
             app.headers["vary"] = "accept"
         await app(scope, receive, send)
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # never received: the client has disconnected
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError), error
-    return await on_request_error(request, invalid_request(error.errors()))

@@ -1,8 +1,9 @@
 """Respond with the proxy's own errors, in OpenAI's shape; the backend's are relayed unchanged."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,11 +29,15 @@ def error_response(
     return Response(body, status, headers=headers, media_type="application/json")
 
 
-def invalid_request(errors: Sequence[Any]) -> RequestError:
-    """Make the error of a body or a query that pydantic has rejected, from its first finding."""
-    location = [str(part) for part in errors[0]["loc"] if part not in ("body", "query", "path")]
-    param, message = ".".join(location) or None, str(errors[0]["msg"])
-    return RequestError(f"{param}: {message}" if param else message, param=param)
+@contextmanager
+def refusing_what_is_invalid() -> Iterator[None]:
+    """Refuse a body or a query that pydantic rejects, by its first finding."""
+    try:
+        yield
+    except ValidationError as invalid:
+        first = invalid.errors()[0]
+        param, message = ".".join(map(str, first["loc"])) or None, first["msg"]
+        raise RequestError(f"{param}: {message}" if param else message, param=param) from None
 
 
 async def on_request_error(request: Request, error: Exception) -> Response:

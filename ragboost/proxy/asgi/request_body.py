@@ -139,7 +139,7 @@ def _may_be_other(body: bytes) -> bool:
 
 
 def as_utf8(body: bytes) -> bytes:
-    """Decode a JSON text as Python's `json`, and so FastAPI, does; lone surrogates are escaped."""
+    """Decode a JSON text as Python's `json` does; lone surrogates are escaped."""
     try:
         text = body.decode(json.detect_encoding(body), "surrogatepass")
     except UnicodeDecodeError:

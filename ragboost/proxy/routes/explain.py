@@ -7,17 +7,16 @@ import asyncio
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from ragboost.proxy.asgi.client_exchange import ClientExchange
-from ragboost.proxy.routes.schemas import RequestExplanation, TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.requests.explanation import Explainer
 
 EXPLAIN_PATH = "/ragboost/explain"
-_BODY = {"application/json": {"schema": {"$ref": "#/components/schemas/CompletionBody"}}}
 
 
-def explain_route(state: ProxyState) -> TypedRoute:
+def explain_route(state: ProxyState) -> Route:
     settings = state.settings
     explainer = Explainer(
         settings,
@@ -44,13 +43,4 @@ def explain_route(state: ProxyState) -> TypedRoute:
             state.bodies.release(exchange)
         return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
 
-    return TypedRoute(
-        EXPLAIN_PATH,
-        explain,
-        method="POST",
-        tag="operations",
-        errors=(401, 408, 413, 415),
-        response_class=Response,
-        responses={200: {"model": RequestExplanation}},
-        openapi_extra={"requestBody": {"content": _BODY, "required": True}},
-    )
+    return Route(EXPLAIN_PATH, explain, methods=["POST"])

@@ -5,16 +5,15 @@ A report decides what a backend is believed to hold, so it needs a key that no c
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from ragboost.config import Settings
 from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
-from ragboost.proxy.routes.schemas import TypedRoute
 from ragboost.proxy.state import ProxyState
 
-_BODY = {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 _SETTING = "engine_hooks.report_key (RAGBOOST_ENGINE_HOOKS__REPORT_KEY)"
 _LOCAL = ("127.", "::1", "::ffff:127.")
 
@@ -48,7 +47,7 @@ class _ReportKey:
             raise UnauthorizedError(f"{error}; reports need the key of {_SETTING}") from None
 
 
-def report_route(state: ProxyState) -> TypedRoute:
+def report_route(state: ProxyState) -> Route:
     key = _ReportKey(state.settings)
 
     async def receive_report(request: Request) -> Response:
@@ -61,13 +60,4 @@ def report_route(state: ProxyState) -> TypedRoute:
             state.bodies.release(exchange)
         return Response(answer, media_type=CONTENT_TYPE)
 
-    return TypedRoute(
-        REPORT_PATH,
-        receive_report,
-        method="POST",
-        tag="engine hooks",
-        errors=(400, 401, 403, 408, 413),
-        response_class=Response,
-        responses={200: _BODY},
-        openapi_extra={"requestBody": _BODY},
-    )
+    return Route(REPORT_PATH, receive_report, methods=["POST"])

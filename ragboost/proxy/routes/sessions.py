@@ -7,15 +7,12 @@ then the session does not change.
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
 
-from fastapi import Query
-from pydantic import ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Scope
 
 from ragboost.errors import (
     RequestError,
@@ -25,18 +22,17 @@ from ragboost.errors import (
 )
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.content_coding import BodyTooLargeError
-from ragboost.proxy.asgi.errors import invalid_request
+from ragboost.proxy.asgi.errors import refusing_what_is_invalid
 from ragboost.proxy.records import SentRequest
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
 from ragboost.proxy.routes.schemas import (
-    MAX_USER,
     DeletedSession,
     NewSession,
     SessionObject,
     SessionPage,
-    SessionTranscript,
-    TypedRoute,
+    SessionQuery,
+    json_response,
 )
 from ragboost.proxy.routes.session_requests import (
     SessionHistory,
@@ -55,7 +51,6 @@ from ragboost.requests.wires.chat_answers import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"
-_TAG = "sessions"
 
 
 class SessionRoutes:
@@ -69,34 +64,21 @@ class SessionRoutes:
         self._chat = SessionTurns(state)
 
     def routes(self) -> list[BaseRoute]:
-        route = partial(TypedRoute, tag=_TAG, wrap=self._guard)
-        new = {"application/json": {"schema": {"$ref": "#/components/schemas/NewSession"}}}
-        return [
-            route(
-                _PATH,
-                self.create_session,
-                method="POST",
-                status_code=201,
-                errors=(400, 401, 408, 413, 415),
-                openapi_extra={"requestBody": {"content": new}},
-            ),
-            route(_PATH, self.list_sessions, errors=(400, 401, 404)),
-            route(
-                _PATH + "/{session_id}",
-                self.get_session,
-                response_model=SessionTranscript,
-                errors=(401, 404, 409, 410),
-            ),
-            route(_PATH + "/{session_id}", self.delete_session, method="DELETE", errors=(401, 404)),
-            Route(_PATH + "/{session_id}/chat/completions", self._chat, methods=["POST"]),
+        one = _PATH + "/{session_id}"
+        routes = [
+            Route(_PATH, self.create_session, methods=["POST"]),
+            Route(_PATH, self.list_sessions),
+            Route(one, self.get_session),
+            Route(one, self.delete_session, methods=["DELETE"]),
         ]
+        for route in routes:
+            route.app = self._guard(route.app)
+        return [*routes, Route(one + "/chat/completions", self._chat, methods=["POST"])]
 
-    async def create_session(self, request: Request) -> SessionObject:
+    async def create_session(self, request: Request) -> Response:
         """Create a session."""
-        try:
+        with refusing_what_is_invalid():
             new = NewSession.model_validate_json(await request.body() or b"{}")
-        except ValidationError as error:
-            raise invalid_request(error.errors()) from None
         now = self._store.now()
         session = ChatSession(
             id=f"sess_{uuid.uuid4().hex}",
@@ -109,49 +91,46 @@ class SessionRoutes:
             metadata=new.metadata or {},
         )
         await self._store.create(session)
-        return self._object(session)
+        return json_response(self._object(session), status=201)
 
-    async def list_sessions(
-        self,
-        request: Request,
-        user: Annotated[
-            str, Query(min_length=1, max_length=MAX_USER, description="As in its sessions.")
-        ],
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        after: Annotated[str | None, Query(description="Id of the last session seen.")] = None,
-    ) -> SessionPage:
+    async def list_sessions(self, request: Request) -> Response:
         """List the sessions that were created for a `user`, newest first.
 
         Sessions without a `user` are in no list.
         """
         owner = user_of(request.scope["headers"])
+        with refusing_what_is_invalid():
+            query = SessionQuery.model_validate(dict(request.query_params))
+        user, limit, after = query.user, query.limit, query.after
         page = await self._store.list(owner, user, limit=limit, after=after)
         if page is None:
             raise SessionNotFoundError(f"after: there is no session {after}", param="after")
         sessions = [self._object(session) for session in page.sessions]
-        return SessionPage(
+        answer = SessionPage(
             data=sessions,
             first_id=sessions[0].id if sessions else None,
             last_id=sessions[-1].id if sessions else None,
             has_more=page.has_more,
         )
+        return json_response(answer)
 
-    async def get_session(self, request: Request, session_id: str) -> Response:
+    async def get_session(self, request: Request) -> Response:
         """Return a session with its messages."""
-        session, turns = await _read(self._store, user_of(request.scope["headers"]), session_id)
+        owner, session_id = _named_in(request.scope)
+        session, turns = await _read(self._store, owner, session_id)
         history = read_history(turns, system=session.system)
         # The messages stay byte for byte as they were written.
         head = self._object(session).model_dump_json().encode().removesuffix(b"}")
         body = head + b',"messages":[' + b",".join(history.messages) + b"]}"
         return Response(body, media_type="application/json")
 
-    async def delete_session(self, request: Request, session_id: str) -> DeletedSession:
+    async def delete_session(self, request: Request) -> Response:
         """Delete a session."""
-        owner = user_of(request.scope["headers"])
+        owner, session_id = _named_in(request.scope)
         is_running = self._turns.delete(owner, session_id)
         if not await self._store.delete(owner, session_id) and not is_running:
             raise _not_found(session_id)
-        return DeletedSession(id=session_id)
+        return json_response(DeletedSession(id=session_id))
 
     def _object(self, session: ChatSession) -> SessionObject:
         return SessionObject(
@@ -201,10 +180,7 @@ class SessionTurns(Completions):
         self._turns = state.turns
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
-        owner, session_id = (
-            user_of(exchange.headers),
-            str(exchange.scope["path_params"]["session_id"]),
-        )
+        owner, session_id = _named_in(exchange.scope)
         async with self._turns.hold(session_id, owner=owner) as running:
             session, turns = await _read(self._store, owner, session_id)
             await self._store.check()  # a model is not to work for a turn that cannot be stored
@@ -277,6 +253,11 @@ class SessionTurns(Completions):
                 "this turn is not stored: its session was deleted or continued elsewhere",
                 param="session_id",
             )
+
+
+def _named_in(scope: Scope) -> tuple[str, str]:
+    """Return the owner and the id of the session that a request names."""
+    return user_of(scope["headers"]), str(scope["path_params"]["session_id"])
 
 
 async def _read(store: ChatSessionStore, owner: str, session_id: str) -> Transcript:

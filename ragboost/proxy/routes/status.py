@@ -7,6 +7,7 @@ from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from ragboost import __version__
 from ragboost.errors import SessionStoreError
@@ -17,13 +18,12 @@ from ragboost.proxy.routes.schemas import (
     EventStreamReadiness,
     Liveness,
     Readiness,
-    TypedRoute,
     VersionInfo,
+    json_response,
 )
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.engines import PROXY_REFUSAL
 
-_TAG = "operations"
 _MAX_CHECK_S = 1.0  # a session store that does not respond is not to delay an answer
 
 
@@ -33,40 +33,20 @@ class StatusRoutes:
         key = state.settings.proxy.metrics_key
         self._metrics_keys = ApiKeys([] if key is None else [key])
 
-    def routes(self) -> Sequence[TypedRoute]:
+    def routes(self) -> Sequence[Route]:
         return [
-            TypedRoute("/health", self.health, tag=_TAG),
-            TypedRoute(
-                "/ready",
-                self.ready,
-                tag=_TAG,
-                response_model_exclude_none=True,
-                responses={503: {"model": Readiness}},
-            ),
-            TypedRoute("/version", self.version, tag=_TAG),
-            TypedRoute(
-                "/chunk_reuse",
-                self.chunk_reuse,
-                tag=_TAG,
-                errors=(404,),
-                status_code=404,
-                response_class=Response,
-            ),
-            TypedRoute(
-                "/metrics",
-                self.metrics,
-                tag=_TAG,
-                errors=(401,),
-                response_class=Response,
-                responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-            ),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/version", self.version),
+            Route("/chunk_reuse", self.chunk_reuse),
+            Route("/metrics", self.metrics),
         ]
 
-    async def health(self) -> Liveness:
+    async def health(self, _request: Request) -> Response:
         """Report that the process serves requests."""
-        return Liveness()
+        return json_response(Liveness())
 
-    async def ready(self, response: Response) -> Readiness:
+    async def ready(self, _request: Request) -> Response:
         """Report if any backend works; 503 if not.
 
         The status is `degraded` if the session API cannot store turns: all else works.
@@ -79,24 +59,24 @@ class StatusRoutes:
         }
         problems = await self._state.backends.find_problems()
         is_ready = len(problems) < len(self._state.backends.all)
-        response.status_code = 200 if is_ready else 503
         with suppress(SessionStoreError, TimeoutError):
             async with asyncio.timeout(_MAX_CHECK_S):
                 await self._state.store.check()
         problem = self._state.store.problem
         status: Literal["ready", "degraded"] = "ready" if problem is None else "degraded"
-        return Readiness(
+        readiness = Readiness(
             status=status if is_ready else "no backend works",
             backends=problems or None,
             sessions=problem,
             kv_events=streams or None,
         )
+        return json_response(readiness, status=200 if is_ready else 503, exclude_none=True)
 
-    async def version(self) -> VersionInfo:
+    async def version(self, _request: Request) -> Response:
         """Return the version of RAGBoost, not the backend's."""
-        return VersionInfo(version=__version__)
+        return json_response(VersionInfo(version=__version__))
 
-    async def chunk_reuse(self) -> Response:
+    async def chunk_reuse(self, _request: Request) -> Response:
         """Refuse: a proxy in front of this one must not add chunk positions, this one does."""
         return error_response(404, PROXY_REFUSAL)
 

@@ -166,7 +166,8 @@ def test_a_slash_at_the_end_of_any_own_route_is_the_same_route(
 
 
 def test_a_mounted_proxy_has_its_routes_with_a_slash_too(engine: FakeEngine) -> None:
-    app = Starlette(routes=[Mount("/rag", create_app(proxy_settings(engine.url)))])
+    proxy = create_app(proxy_settings(engine.url))
+    app = Starlette(routes=[Mount("/rag", proxy)], lifespan=proxy.router.lifespan_context)
     with TestClient(app) as client:
         assert client.get("/rag/health/").status_code == 200
 

@@ -27,7 +27,8 @@ def test_a_redirect_of_the_backend_stays_at_the_proxy(
 
 def test_a_mounted_proxy_redirects_below_its_own_path(engine: FakeEngine) -> None:
     engine.misbehave(status=307, headers={"location": "/v1/models"})
-    app = Starlette(routes=[Mount("/rag", create_app(proxy_settings(engine.url)))])
+    proxy = create_app(proxy_settings(engine.url))
+    app = Starlette(routes=[Mount("/rag", proxy)], lifespan=proxy.router.lifespan_context)
     with TestClient(app) as client:
         answer = client.get("/rag/v1/models/", follow_redirects=False)
     assert answer.headers["location"] == "/rag/v1/models"

@@ -11,8 +11,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 from ragboost import __version__
 from ragboost.index.context_index import ContextIndex
@@ -31,7 +33,6 @@ from ragboost.proxy.routes.dashboard.figures import (
     read_totals,
     read_ttft,
 )
-from ragboost.proxy.routes.schemas import TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.types import named_key
 
@@ -47,22 +48,21 @@ class Dashboard:
         # The samples that it draws, opened and closed with the app.
         self.history = TotalsHistory(state.metrics.registry)
 
-    def routes(self) -> list[TypedRoute]:
-        return [
-            TypedRoute("/dashboard", self.page, tag="dashboard", response_class=HTMLResponse),
-            TypedRoute("/dashboard/data", self.data, tag="dashboard", errors=(401,)),
-        ]
+    def routes(self) -> list[Route]:
+        return [Route("/dashboard", self.page), Route("/dashboard/data", self.data)]
 
-    async def page(self) -> Response:
+    async def page(self, _request: Request) -> Response:
         """Return the page: hit rate, context indexes, backends, recent requests."""
         text, policy = _page()
         return HTMLResponse(text, headers={"content-security-policy": policy})
 
-    async def data(self, request: Request, response: Response) -> dict[str, Any]:
+    async def data(self, request: Request) -> Response:
         """Return the figures of the page."""
         team = self._keys.check(request.scope["headers"])
-        response.headers["cache-control"] = "no-store"
-        return self._figures(team)
+        figures = to_json(self._figures(team), inf_nan_mode="null")
+        return Response(
+            figures, media_type="application/json", headers={"cache-control": "no-store"}
+        )
 
     def _figures(self, team: str) -> dict[str, Any]:
         samples = read_samples(self._state.metrics.registry.collect())
