@@ -21,6 +21,7 @@ _MAX_RULES = 1000
 _STUFF = "pieces of context to answer"
 _STUFF_END = "\n\nQuestion:"
 _MAX_INTRO = 4096
+_BLANK_LINES = re.compile(r"\n[ \t\r]*(?=\n)\s*")
 
 
 class Container(NamedTuple):
@@ -107,9 +108,14 @@ def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
 
 
 def _stuffed(text: str) -> Iterator[Container]:
-    """Yield the inside of LangChain's classic prompt: an instruction, the context, "Question:"."""
+    """Yield the inside of LangChain's classic prompt: an instruction, the context, "Question:".
+
+    Where more than the word for the answer follows, that line may stand in a document.
+    """
     intro = text.find(_STUFF, 0, _MAX_INTRO)
     start = text.find("\n\n", intro) if intro >= 0 else -1
     if start >= 0 and text.count(_STUFF_END, start) == 1:
         end = text.index(_STUFF_END, start)
-        yield Container(start, end, end)
+        _question, *rest = _BLANK_LINES.split(text[end:].strip())
+        if not rest or (len(rest) == 1 and rest[0].endswith(":") and "\n" not in rest[0]):
+            yield Container(start, end, end)

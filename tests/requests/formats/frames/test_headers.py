@@ -27,6 +27,8 @@ SHAPES = {
     "llama_index chat": f"You help.\nUse the context below.\n-----\n{NODES}\n-----\n",
     "langchain chat": "Use the following pieces of context to answer the user's question.\n"
     f"----------------\n{PAIRS}",
+    "langchain question": "Use the following pieces of context to answer the question at the end.\n\n"
+    f"{PAIRS}\n\nQuestion: Who signed?\nHelpful Answer:",
     "container": f"<context>\n{PAIRS}\n</context>\n\nWho signed?",
 }
 
@@ -69,6 +71,13 @@ def test_headers_without_a_container_are_left_alone() -> None:
     """Any of them may be a part of the document above it."""
     for listed in (NODES, PAIRS):
         assert scan(f"Answer from this.\n\n{listed}\n\nWho signed?").groups == ()
+
+
+@pytest.mark.parametrize("tail", ["\n\nWho signed?", "\n\nAnswer: B.\n\nTask: who signed?"])
+def test_a_question_in_the_last_document_is_not_the_users(tail: str) -> None:
+    """LangChain's label ends the documents, unless more than the word for the answer follows."""
+    intro = "Use the following pieces of context to answer the question at the end."
+    assert scan(f"{intro}\n\n{PAIRS}\n\nQuestion: What is due?{tail}").groups == ()
 
 
 def test_headers_that_do_not_stand_alike_are_ambiguous() -> None:
