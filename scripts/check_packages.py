@@ -29,9 +29,9 @@ EXTRAS = (  # litellm requires older packages than the engine
     ("litellm",),
 )
 LOWEST_TESTS = (
-    *("index", "ordering", "dedup", "batch", "engine_hooks"),
-    *("booster/test_booster.py", "hints", "test_config.py", "cache_sync"),
-    *("requests/formats", "requests/test_prompt_prefix.py", "requests/test_history.py"),
+    *("index", "ordering", "batch", "engine_hooks"),
+    *("booster/test_booster.py", "test_config.py", "cache_sync"),
+    *("requests/wires", "requests/test_history.py", "requests/test_json_body.py"),
     *(
         "proxy/serving",
         "proxy/sessions",

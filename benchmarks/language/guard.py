@@ -32,7 +32,7 @@ from ragboost.types import Document
 
 MODEL = Path("smollm2-135m")
 RECORDED = Path(__file__).with_name("guard.json")
-NUM_PROMPTS, NUM_DOCUMENTS = 30, 5
+NUM_PROMPTS, NUM_DOCUMENTS = 20, 5
 SYSTEMATIC = 0.9  # share of the prompts that must be as recorded
 MAX_LOGPROB_SHIFT = 0.004  # nats, of one prompt; another order hint shifts it by some hundredths
 MAX_KL_SHIFT = 0.1  # of the recorded mean, and of one prompt's mean deviation

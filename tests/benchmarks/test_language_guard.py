@@ -1,6 +1,6 @@
 """A language model answers as it was recorded, and every deliberate break shows.
 
-Takes three minutes of one core; skipped where the model cannot be had.
+Takes two minutes of one core; skipped where the model cannot be had.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def test_a_deliberate_break_shows(
         found = guard.watch(runner, prompts[at : at + 1])
         return guard.differences(found, recorded[at : at + 1]) != []
 
-    assert any(map(shows, range(10, 20)))  # of both halves, up to the first that shows it
+    assert any(map(shows, range(5, 15)))  # of both halves, up to the first that shows it
 
 
 def test_the_recorded_values_are_those_of_the_default(

@@ -100,6 +100,8 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
             problem = "" if all(map(str.strip, texts)) else "an element without text"
             if _is_torn(text, run, tags):
                 problem = f"<{name}>: inside an element that begins nowhere"
+            elif crossing := _crossing(name, run, tags):
+                problem = f"<{name}>: across <{crossing}>"
             if problem:
                 yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)
             else:
@@ -168,6 +170,25 @@ def _is_torn(text: str, run: Sequence[Element], tags: Tags) -> bool:
     behind = _CLOSER.match(text, run[-1].end)
     marks = tags.get(behind[1], ()) if behind is not None else ()
     return bool(marks) and (marks[0][2] or marks[0][0] > run[0].start)
+
+
+def _crossing(name: str, run: Sequence[Element], tags: Tags) -> str:
+    """Return another tag that is opened among the elements and closed outside, or the reverse: the
+    first or the last element may begin in an example and end in a document; empty if there is none.
+    """
+    for other, marks in tags.items() if len(tags) > 1 else ():
+        if other == name:
+            continue
+        inside = outside = 0
+        for at, _, is_closer in marks:
+            step = -1 if is_closer else 1
+            if run[0].start <= at < run[-1].end:
+                inside += step
+            else:
+                outside += step
+        if inside * outside < 0:
+            return other
+    return ""
 
 
 def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:

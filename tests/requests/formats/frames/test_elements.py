@@ -137,3 +137,25 @@ def test_a_name_that_holds_a_mark_stands_above_its_text_like_others() -> None:
     first, second = "The lease runs for two years. " * 3, "The rent is due on the first. " * 3
     (group,) = scan(write("a</b>.md", first) + "\n" + write("c.md", second)).groups
     assert [block.text for block in group.blocks] == [first.strip(), second.strip()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Sources look like this:\n<document>\nan example\n\n<context>\n1. {LEASE}</document>\n"
+        f"<document>{RENT}</document>\n<document>{PETS}</document>\n2. Cats.\n</context>\n\nWhich?",
+        f"<context>\n1. See <document>{RENT}</document>\n<document>{PETS}</document>\n<document>"
+        f"{LEASE}\n</context>\nWrite like this:\nan example</document>\n\nWhich?",
+    ],
+    ids=["the first one begins in an example", "the last one ends in an example"],
+)
+def test_elements_that_cross_the_end_of_another_one_are_left_alone(text: str) -> None:
+    result = scan(text)
+    assert result.groups == ()
+    assert "across <context>" in result.problem
+
+
+def test_a_page_cut_into_documents_is_moved_with_its_torn_tags() -> None:
+    """A tag that one chunk of a page opens and another one closes is within the list."""
+    text = f"<doc><div>\n{RENT}</doc>\n<doc>{PETS}\n</div></doc>\n\nWhich?"
+    assert len(scan(text).groups) == 1

@@ -27,8 +27,8 @@ SHAPES = {
     "llama_index chat": f"You help.\nUse the context below.\n-----\n{NODES}\n-----\n",
     "langchain chat": "Use the following pieces of context to answer the user's question.\n"
     f"----------------\n{PAIRS}",
-    "langchain question": "Use the following pieces of context to answer the question at the end.\n\n"
-    f"{PAIRS}\n\nQuestion: Who signed?\nHelpful Answer:",
+    "langchain question": "Use the following pieces of context to answer the question "
+    f"at the end.\n\n{PAIRS}\n\nQuestion: Who signed?\nHelpful Answer:",
     "container": f"<context>\n{PAIRS}\n</context>\n\nWho signed?",
 }
 
