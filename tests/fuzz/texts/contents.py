@@ -32,7 +32,19 @@ MARKS = (
     *("Document #：~", "【資料#】", "Dokument #: ~", "[Doc_#] ~", "[Doc_a]", "Source: ~"),
     *("Content: ~", "Title: ~", "Score: 0.#", "Text: ~", "Source: {'f': #}\nContent: ~"),
     *("ID: #", "├── Title: ~", "└── Content:", "[CONTEXT #]:", "[END CONTEXT #]", "file_path: ~"),
-    *("---", "------", "-" * 21, "===", "=== f.md ===", "***", "```", "```python", "~~~", "- ~"),
+    *(
+        "---",
+        "------",
+        "-" * 21,
+        "-" * 16,
+        "===",
+        "=== f.md ===",
+        "***",
+        "```",
+        "```python",
+        "~~~",
+        "- ~",
+    ),
     *("* ~", "- [ ] ~", "| ~ | ~ |", "|---|---|", "a.py\n```\n~\n```", "**f.md**"),
     *("Answer:", "Answer: ~", "Question:", "Question: ~?", "Task: ~", "Instruction: ~", "Query: ~"),
     *("问题：~", "Context:", "# Question", "Human: ~", "Assistant: ~", "Q: ~?\nA: ~."),
@@ -176,7 +188,10 @@ class Contents:
 
     def _divided(self) -> str:
         """Write a list between rules, or end with one."""
-        rng, rule = self._rng, self._rng.choice(("---", "***", "======", "------", "-" * 21))
+        rng, rule = (
+            self._rng,
+            self._rng.choice(("---", "***", "======", "------", "-" * 16, "-" * 21)),
+        )
         listed = self._list()
         return rng.choice(
             (

@@ -98,6 +98,8 @@ def _in_repr(text: str) -> str:
 
 
 _DASHES = "-" * 21
+_ONE_RULE = "-" * 30  # a document that holds it, too, looks like the end of the frame
+_STUFF = "Use the following pieces of context to answer the question."
 _SOURCE = '<source id="§n" name="§name">§text</source>'
 
 ISSUE_LAYOUTS = (
@@ -236,6 +238,16 @@ OTHER_LAYOUTS = (
     Layout("[1] between rules", "[§n] §text", "\n\n---\n\n", "<context>\n", "\n</context>"),
     Layout("rules around labels", "Source §n: §text", "\n------\n", "------\n", "\n------"),
     Layout("0:", "§n: §text", first=0),
+    Layout("LangChain chat", "Source: §name\nContent: §text", before=f"{_STUFF}\n{'-' * 16}\n"),
+    Layout("LangChain chat, numbered", "[§n] §text", before=f"{_STUFF}\n{'-' * 16}\n"),
+    Layout("below one rule", "Source: §name\nContent: §text", before=f"Context:\n{_ONE_RULE}\n"),
+    Layout("numbers below one rule", "[§n] §text", before=f"Context:\n{_ONE_RULE}\n"),
+    Layout(
+        "LangChain stuff",
+        "Title: §title\nText: §text",
+        before=f"{_STUFF}\n\n",
+        after="\n\nQuestion: who?\nHelpful Answer:",
+    ),
     Layout("Ref lines", "Ref §n (§name)\n§text\n----", "\n"),
 )
 LAYOUTS = (*ISSUE_LAYOUTS, *OTHER_LAYOUTS)

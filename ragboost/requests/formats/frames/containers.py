@@ -1,7 +1,7 @@
 """Containers: where a list of documents ends if its last document does not say so.
 
 Wrapper tags on lines of their own, a pair of lines of dashes, and the prompts of LangChain whose
-documents reach to the end of the message or to the question.
+documents reach to the question.
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
 from ragboost.requests.formats.frames.elements import Tags, wrappers
+from ragboost.requests.formats.frames.questions import is_question
 from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 
 _RULE = re.compile(r"\n(([-=*_])\2{2,})([ \t]*\r?(?=\n|\Z))?")
@@ -101,10 +102,14 @@ def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
     for rule in rules:
         by_mark.setdefault(rule.mark, []).append(rule)
     for same in by_mark.values():
-        if len(same) == 2:
+        # LangChain's documents stand below one rule: a second one is theirs, or a question follows.
+        is_open = _STUFF in text[: same[0].start].lower()
+        if len(same) == 2 and not (is_open and not _asks(text[same[1].end :])):
             yield Container(same[0].end, same[1].start, same[1].end)
-        elif len(same) == 1 == len(rules) and _STUFF in text[: same[0].start].lower():
-            yield Container(same[0].end, len(text), len(text))
+
+
+def _asks(tail: str) -> bool:
+    return is_question(tail.strip().partition("\n")[0])
 
 
 def _stuffed(text: str) -> Iterator[Container]:

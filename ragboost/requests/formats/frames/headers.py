@@ -43,18 +43,28 @@ def find(
         headers = _siblings(text, headers, where)
         if len(headers) < 2:
             continue
-        yield _candidate(text, headers, where, around)
+        outside = (Container(0, where.start, 0), Container(where.close, len(text), 0))
+        others = [h for part in outside for h in _headers(text, part, is_begun=False)]
+        if any(header.keys == headers[0].keys for header in others):
+            frame = ", ".join(headers[0].keys)
+            yield Candidate(where.start, len(text), frame, problem="headers outside the container")
+        else:
+            yield _candidate(text, headers, where, around)
         return
 
 
-def _headers(text: str, where: Container) -> list[_Header]:
-    """Return the runs of `key: value` lines that end with a text's key or above a blank line."""
+def _headers(text: str, where: Container, *, is_begun: bool = True) -> list[_Header]:
+    """Return the runs of `key: value` lines that end with a text's key or above a blank line.
+
+    Args:
+        is_begun: only if the first one stands where the container begins.
+    """
     found: list[_Header] = []
     start, end, keys = where.start, where.start, list[str]()
     for line in lines(text, _KEY, [where[:2]]):
         match = line.match
         if line.start != end or not keys:
-            if not found and line.start > where.start:
+            if is_begun and not found and line.start > where.start:
                 return []
             start, keys = line.start, []
         keys.append(match[1])

@@ -25,8 +25,6 @@ SHAPES = {
     "llama_index question": f"Context information is below.\n{DASHES}\n{NODES}\n{DASHES}\n"
     "Given the context information and not prior knowledge, answer.\nQuery: Who?\nAnswer: ",
     "llama_index chat": f"You help.\nUse the context below.\n-----\n{NODES}\n-----\n",
-    "langchain chat": "Use the following pieces of context to answer the user's question.\n"
-    f"----------------\n{PAIRS}",
     "langchain question": "Use the following pieces of context to answer the question "
     f"at the end.\n\n{PAIRS}\n\nQuestion: Who signed?\nHelpful Answer:",
     "container": f"<context>\n{PAIRS}\n</context>\n\nWho signed?",
@@ -80,8 +78,31 @@ def test_a_question_in_the_last_document_is_not_the_users(tail: str) -> None:
     assert scan(f"{intro}\n\n{PAIRS}\n\nQuestion: What is due?{tail}").groups == ()
 
 
+@pytest.mark.parametrize("inner", [f"{NOISE}\n{'-' * 16}\n{RENT}", f"{NOISE}\n{'-' * 16}"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_rule_in_a_document_does_not_end_what_stands_below_one_rule(inner: str, at: int) -> None:
+    texts = [LEASE, RENT]
+    texts.insert(at + 1, inner)
+    listed = "\n\n".join(f"Source: {n}.pdf\nContent: {text}" for n, text in enumerate(texts))
+    intro = "Use the following pieces of context to answer the user's question."
+    assert scan(f"{intro}\n{'-' * 16}\n{listed}").groups == ()
+
+
+@pytest.mark.parametrize("tail", ["", "\n\nWho signed?", "\n\nQuestion: who?", "\nBe brief."])
+def test_what_stands_below_one_rule_has_no_certain_end(tail: str) -> None:
+    """LangChain's chat prompt: traffic tells what is a document."""
+    intro = "Use the following pieces of context to answer the user's question."
+    assert scan(f"{intro}\n{'-' * 16}\n{PAIRS}{tail}").groups == ()
+
+
+def test_headers_of_the_same_kind_behind_a_container_make_it_uncertain() -> None:
+    rule = "-" * 21
+    result = scan(f"Context:\n{rule}\n{NODES}\n{rule}\nmore\n\n{NODES}\nWho signed?")
+    assert (result.groups, result.problem) == ((), "headers outside the container")
+
+
 def test_headers_that_do_not_stand_alike_are_ambiguous() -> None:
-    text = SHAPES["langchain chat"].replace("\n\nSource", "\nSource")
+    text = SHAPES["container"].replace("\n\nSource", "\nSource")
     text += f"\n\nSource: x\nContent: {PETS}"
     result = scan(text)
     assert result.groups == ()
