@@ -102,6 +102,8 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
                 problem = f"<{name}>: inside an element that begins nowhere"
             elif crossing := _crossing(name, run, tags):
                 problem = f"<{name}>: across <{crossing}>"
+            elif _is_odd(text, run):
+                problem = f"<{name}>: the first or the last is written otherwise"
             if problem:
                 yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)
             else:
@@ -189,6 +191,16 @@ def _crossing(name: str, run: Sequence[Element], tags: Tags) -> str:
         if inside * outside < 0:
             return other
     return ""
+
+
+def _is_odd(text: str, run: Sequence[Element]) -> bool:
+    """Return True if the first element alone has, or lacks, a line break behind its opener, or the
+    last one before its closer, and it is longer than the others: an example may begin or end it."""
+    lines = [text.count("\n", span.inner_start, span.inner_end) for span in run]
+    begins = [text[span.inner_start] in "\r\n" for span in run]
+    ends = [text[span.inner_end - 1] in "\r\n" for span in run]
+    is_first_odd = begins[0] not in begins[1:] and lines[0] > max(lines[1:])
+    return is_first_odd or (ends[-1] not in ends[:-1] and lines[-1] > max(lines[:-1]))
 
 
 def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:

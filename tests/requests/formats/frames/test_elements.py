@@ -155,6 +155,16 @@ def test_elements_that_cross_the_end_of_another_one_are_left_alone(text: str) ->
     assert "across <context>" in result.problem
 
 
+def test_an_element_that_begins_in_an_example_is_left_alone() -> None:
+    halves = f"1. {LEASE}\n\n2. {NOISE}</document>\n<document>{RENT}</document>\n<document>{PETS}"
+    text = f"Sources look like this:\n<document>\nan example\n\n{halves}</document>\n\nWhich?"
+    result = scan(text)
+    assert result.groups == ()
+    assert "written otherwise" in result.problem
+    short = f"<document>\n{LEASE}</document>\n<document>{NOISE}\n\n{RENT}</document>\n\nWhich?"
+    assert len(scan(short).groups) == 1, "texts that begin with a line break are some of many"
+
+
 def test_a_page_cut_into_documents_is_moved_with_its_torn_tags() -> None:
     """A tag that one chunk of a page opens and another one closes is within the list."""
     text = f"<doc><div>\n{RENT}</doc>\n<doc>{PETS}\n</div></doc>\n\nWhich?"
