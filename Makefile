@@ -12,6 +12,8 @@ WORKERS ?= 2
 MODELS ?= smollm2-135m
 # For the demonstration and the tests, which do without a model that cannot be had.
 FETCH  := $(BIN)/python -m scripts.fetch_model smollm2-135m --patience 60 || true
+# Hundreds of processes import torch, vLLM or SGLang: each would compile them anew, as containers want.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 # uv installs in seconds what takes pip minutes, and looks where pip is told to look. pip is asked if uv fails.
