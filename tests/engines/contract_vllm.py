@@ -104,9 +104,7 @@ def main() -> None:
             payloads.append(encode((batch.ts, batch.events)))
             mirror.apply(decode_batch(payloads[-1]))
         pool = manager.block_pool
-        held_hashes = Counter(
-            {h: _copies(pool, raw) for h, raw in known.items() if _copies(pool, raw)}
-        )
+        held_hashes = Counter({h: num for h, raw in known.items() if (num := _copies(pool, raw))})
         mirrored = Counter(mirror.copies())
         wrong_states += mirrored != held_hashes
         resident = mirror.resident_tokens(str(step))
