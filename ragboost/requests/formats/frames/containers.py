@@ -101,11 +101,14 @@ def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
     rules = [rule for rule in rules if rule.may_enclose]
     for rule in rules:
         by_mark.setdefault(rule.mark, []).append(rule)
+    stuff = text.lower().find(_STUFF) if by_mark else -1
     for same in by_mark.values():
+        if len(same) != 2:
+            continue
+        first, second = same
         # LangChain's documents stand below one rule: a second one is theirs, or a question follows.
-        is_open = _STUFF in text[: same[0].start].lower()
-        if len(same) == 2 and not (is_open and not _asks(text[same[1].end :])):
-            yield Container(same[0].end, same[1].start, same[1].end)
+        if not 0 <= stuff < first.start or _asks(text[second.end : second.end + _MAX_INTRO]):
+            yield Container(first.end, second.start, second.end)
 
 
 def _asks(tail: str) -> bool:

@@ -5,6 +5,7 @@ place.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -77,6 +78,7 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
     Args:
         hidden: stretches in which a tag is part of a string.
     """
+    totals = {name: _balance(marks) for name, marks in tags.items()}
     for name, marks in tags.items():
         marks = [mark for mark in marks if mark[0] not in hidden] if hidden else marks
         num = sum([is_closer for _, _, is_closer in marks])
@@ -100,7 +102,7 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
             problem = "" if all(map(str.strip, texts)) else "an element without text"
             if _is_torn(text, run, tags):
                 problem = f"<{name}>: inside an element that begins nowhere"
-            elif crossing := _crossing(name, run, tags):
+            elif crossing := _crossing(name, run, tags, totals):
                 problem = f"<{name}>: across <{crossing}>"
             elif _is_odd(text, run):
                 problem = f"<{name}>: the first or the last is written otherwise"
@@ -174,23 +176,20 @@ def _is_torn(text: str, run: Sequence[Element], tags: Tags) -> bool:
     return bool(marks) and (marks[0][2] or marks[0][0] > run[0].start)
 
 
-def _crossing(name: str, run: Sequence[Element], tags: Tags) -> str:
+def _crossing(name: str, run: Sequence[Element], tags: Tags, totals: Mapping[str, int]) -> str:
     """Return another tag that is opened among the elements and closed outside, or the reverse: the
     first or the last element may begin in an example and end in a document; empty if there is none.
     """
-    for other, marks in tags.items() if len(tags) > 1 else ():
-        if other == name:
-            continue
-        inside = outside = 0
-        for at, _, is_closer in marks:
-            step = -1 if is_closer else 1
-            if run[0].start <= at < run[-1].end:
-                inside += step
-            else:
-                outside += step
-        if inside * outside < 0:
+    for other, marks in tags.items():
+        begin, end = (bisect_left(marks, (at,)) for at in (run[0].start, run[-1].end))
+        inside = _balance(marks[begin:end]) if other != name and begin < end else 0
+        if inside * (totals[other] - inside) < 0:
             return other
     return ""
+
+
+def _balance(marks: Sequence[Mark]) -> int:
+    return sum([-1 if is_closer else 1 for _, _, is_closer in marks])
 
 
 def _is_odd(text: str, run: Sequence[Element]) -> bool:
