@@ -22,7 +22,6 @@ _MAX_RULES = 1000
 _STUFF = "pieces of context to answer"
 _STUFF_END = "\n\nQuestion:"
 _MAX_INTRO = 4096
-_BLANK_LINES = re.compile(r"\n[ \t\r]*(?=\n)\s*")
 
 
 class Container(NamedTuple):
@@ -120,10 +119,9 @@ def _stuffed(text: str) -> Iterator[Container]:
 
     Where more than the word for the answer follows, that line may stand in a document.
     """
-    intro = text.find(_STUFF, 0, _MAX_INTRO)
-    start = text.find("\n\n", intro) if intro >= 0 else -1
-    if start >= 0 and text.count(_STUFF_END, start) == 1:
+    start = text.find("\n\n", 0, _MAX_INTRO)
+    if start >= 0 and _STUFF in text[:start] and text.count(_STUFF_END, start) == 1:
         end = text.index(_STUFF_END, start)
-        _question, *rest = _BLANK_LINES.split(text[end:].strip())
-        if not rest or (len(rest) == 1 and rest[0].endswith(":") and "\n" not in rest[0]):
+        _question, *rest = filter(str.strip, text[end:].strip().splitlines())
+        if len(rest) < 2 and all(line.rstrip().endswith(":") for line in rest):
             yield Container(start, end, end)

@@ -67,7 +67,9 @@ def find(text: str, *, is_tool: bool) -> Iterator[Candidate]:
         if text.find('"', start, at) < 0:
             continue  # a number in brackets, perhaps a label: no string is in it
         if is_named:
-            yield _named(text, match[1], _Value(start, at, value))
+            is_alone = not (is_tool and _has_words_outside(text, match.start(), at))
+            outer = _Value(start, at, value)
+            yield _named(text, match[1], outer) if is_alone else Candidate(start, at, "json")
             continue
         if series and not is_separator(text[series[-1].end : start]):
             yield _of_series(text, series, is_tool=is_tool)
@@ -82,7 +84,7 @@ def _of_series(text: str, series: list[_Value], *, is_tool: bool) -> Candidate:
     start, end = series[0].start, series[-1].end
     nothing = Candidate(start, end, "json")
     gaps = separators(text, [value[:2] for value in series])
-    if is_tool and (_OTHER.search(text, 0, start) or _OTHER.search(text, end)):
+    if is_tool and _has_words_outside(text, start, end):
         return nothing  # maybe a part of a document
     if len(series) > 1 and len(set(gaps)) == 1 and isinstance(series[0].value, dict):
         values = series
@@ -95,6 +97,10 @@ def _of_series(text: str, series: list[_Value], *, is_tool: bool) -> Candidate:
         return nothing
     close = len(text) if is_tool else end
     return Candidate(start, end, "json", blocks, close, is_json=True)
+
+
+def _has_words_outside(text: str, start: int, end: int) -> bool:
+    return bool(_OTHER.search(text, 0, start) or _OTHER.search(text, end))
 
 
 def _named(text: str, name: str, outer: _Value) -> Candidate:

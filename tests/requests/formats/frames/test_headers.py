@@ -71,7 +71,9 @@ def test_headers_without_a_container_are_left_alone() -> None:
         assert scan(f"Answer from this.\n\n{listed}\n\nWho signed?").groups == ()
 
 
-@pytest.mark.parametrize("tail", ["\n\nWho signed?", "\n\nAnswer: B.\n\nTask: who signed?"])
+@pytest.mark.parametrize(
+    "tail", ["\n\nWho signed?", "\n\nAnswer: B.\n\nTask: who signed?", "\nAnswer.\nQuery: who?"]
+)
 def test_a_question_in_the_last_document_is_not_the_users(tail: str) -> None:
     """LangChain's label ends the documents, unless more than the word for the answer follows."""
     intro = "Use the following pieces of context to answer the question at the end."
