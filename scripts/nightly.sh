@@ -21,6 +21,6 @@ for engine in embedded vllm sglang; do
     run "usage-$engine" engines.fidelity --engine $engine --signal usage --concurrency 1 8
 done
 for engine in vllm sglang; do
-    run "hook-$engine" engines.fidelity --engine $engine --signal hook --requests 1000 --ends counted told told --concurrency 1 1 8
+    run "hook-$engine" engines.fidelity --engine $engine --signal hook --requests 1000 --ends counted --concurrency 1 8
 done
 exit $failed

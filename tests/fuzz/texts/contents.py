@@ -32,19 +32,8 @@ MARKS = (
     *("Document #：~", "【資料#】", "Dokument #: ~", "[Doc_#] ~", "[Doc_a]", "Source: ~"),
     *("Content: ~", "Title: ~", "Score: 0.#", "Text: ~", "Source: {'f': #}\nContent: ~"),
     *("ID: #", "├── Title: ~", "└── Content:", "[CONTEXT #]:", "[END CONTEXT #]", "file_path: ~"),
-    *(
-        "---",
-        "------",
-        "-" * 21,
-        "-" * 16,
-        "===",
-        "=== f.md ===",
-        "***",
-        "```",
-        "```python",
-        "~~~",
-        "- ~",
-    ),
+    *("---", "------", "-" * 16, "-" * 21, "===", "=== f.md ===", "***"),
+    *("```", "```python", "~~~", "- ~"),
     *("* ~", "- [ ] ~", "| ~ | ~ |", "|---|---|", "a.py\n```\n~\n```", "**f.md**"),
     *("Answer:", "Answer: ~", "Question:", "Question: ~?", "Task: ~", "Instruction: ~", "Query: ~"),
     *("问题：~", "Context:", "# Question", "Human: ~", "Assistant: ~", "Q: ~?\nA: ~."),
@@ -188,10 +177,8 @@ class Contents:
 
     def _divided(self) -> str:
         """Write a list between rules, or end with one."""
-        rng, rule = (
-            self._rng,
-            self._rng.choice(("---", "***", "======", "------", "-" * 16, "-" * 21)),
-        )
+        rng = self._rng
+        rule = rng.choice(("---", "***", "======", "------", "-" * 16, "-" * 21))
         listed = self._list()
         return rng.choice(
             (

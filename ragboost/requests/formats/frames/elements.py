@@ -195,11 +195,15 @@ def _balance(marks: Sequence[Mark]) -> int:
 def _is_odd(text: str, run: Sequence[Element]) -> bool:
     """Return True if the first element alone has, or lacks, a line break behind its opener, or the
     last one before its closer, and it is longer than the others: an example may begin or end it."""
-    lines = [text.count("\n", span.inner_start, span.inner_end) for span in run]
     begins = [text[span.inner_start] in "\r\n" for span in run]
     ends = [text[span.inner_end - 1] in "\r\n" for span in run]
-    is_first_odd = begins[0] not in begins[1:] and lines[0] > max(lines[1:])
-    return is_first_odd or (ends[-1] not in ends[:-1] and lines[-1] > max(lines[:-1]))
+    is_first_odd, is_last_odd = begins[0] not in begins[1:], ends[-1] not in ends[:-1]
+    if not (is_first_odd or is_last_odd):
+        return False
+    lines = [text.count("\n", span.inner_start, span.inner_end) for span in run]
+    return (is_first_odd and lines[0] > max(lines[1:])) or (
+        is_last_odd and lines[-1] > max(lines[:-1])
+    )
 
 
 def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:

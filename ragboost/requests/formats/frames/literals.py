@@ -67,9 +67,7 @@ def find(text: str, *, is_tool: bool) -> Iterator[Candidate]:
         if text.find('"', start, at) < 0:
             continue  # a number in brackets, perhaps a label: no string is in it
         if is_named:
-            is_alone = not (is_tool and _has_words_outside(text, match.start(), at))
-            outer = _Value(start, at, value)
-            yield _named(text, match[1], outer) if is_alone else Candidate(start, at, "json")
+            yield _named(text, match, _Value(start, at, value), is_tool=is_tool)
             continue
         if series and not is_separator(text[series[-1].end : start]):
             yield _of_series(text, series, is_tool=is_tool)
@@ -103,13 +101,16 @@ def _has_words_outside(text: str, start: int, end: int) -> bool:
     return bool(_OTHER.search(text, 0, start) or _OTHER.search(text, end))
 
 
-def _named(text: str, name: str, outer: _Value) -> Candidate:
+def _named(text: str, name: re.Match[str], outer: _Value, *, is_tool: bool) -> Candidate:
     """Find the documents of a list behind its name, with nothing else on their last line."""
+    nothing = Candidate(*outer[:2], "json")
+    if is_tool and _has_words_outside(text, name.start(), outer.end):
+        return nothing  # maybe a part of a document
     blocks = _blocks(text, _elements(text, outer), is_tool=False)
     is_list = len(blocks) > 1 and _LINE_END.match(text, outer.end) is not None
-    if is_list and are_documents(name, [block.text or "" for block in blocks]):
+    if is_list and are_documents(name[1], [block.text or "" for block in blocks]):
         return Candidate(*outer[:2], "json", blocks, outer.end, is_json=True)
-    return Candidate(*outer[:2], "json")
+    return nothing
 
 
 def _elements(text: str, outer: _Value) -> list[_Value]:

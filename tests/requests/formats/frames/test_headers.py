@@ -80,6 +80,12 @@ def test_a_question_in_the_last_document_is_not_the_users(tail: str) -> None:
     assert scan(f"{intro}\n\n{PAIRS}\n\nQuestion: What is due?{tail}").groups == ()
 
 
+def test_langchains_prompt_inside_a_document_is_no_list_of_the_request() -> None:
+    quoted = SHAPES["langchain question"]
+    assert scan(quoted).groups
+    assert scan(f"You help.\n\n- {RENT}\n- {quoted}").groups == ()
+
+
 @pytest.mark.parametrize("inner", [f"{NOISE}\n{'-' * 16}\n{RENT}", f"{NOISE}\n{'-' * 16}"])
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_rule_in_a_document_does_not_end_what_stands_below_one_rule(inner: str, at: int) -> None:

@@ -121,3 +121,11 @@ def test_langchain_documents_that_do_not_end_are_left_alone() -> None:
 
 def test_a_list_of_strings_that_are_sentences_is_no_list_of_documents() -> None:
     assert find(user('Sort these:\n["one sentence", "another one"]')) is None
+
+
+def test_a_named_list_in_a_tools_result_stands_alone() -> None:
+    """Beside other words it may be a part of a document that the result contains."""
+    listed = f"Content: {json.dumps([LEASE, RENT, PETS])}"
+    assert len(scan(listed, is_tool=True).groups) == 1
+    for text in (f"Source: a.md\n{listed}", f"{listed}\n\nSource: b.md"):
+        assert scan(text, is_tool=True).groups == ()
