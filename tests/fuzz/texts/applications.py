@@ -110,7 +110,12 @@ class Application:
         self.tenant = tenant
         self.layout = layout or rng.choice(LAYOUTS)
         self.place = place or rng.choices([*_PLACES], [*_PLACES.values()])[0]
-        self._contents = Contents(rng, f"{tenant}{number}", has_lists=not self.layout.is_bare)
+        self._contents = Contents(
+            rng,
+            f"{tenant}{number}",
+            has_lists=not self.layout.is_bare,
+            has_headers=not (self.place == "tool" and self.layout.is_headed),
+        )
         is_bare = self.place == "tool" and (self.layout.is_json or rng.random() < 0.6)
         self._template = Template("", "") if is_bare else self._draw_template()
         self._pool = [self._contents.draw(at) for at in range(_POOL)]

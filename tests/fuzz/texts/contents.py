@@ -72,12 +72,18 @@ class Contents:
         rng: the only source of chance.
         owner: name in the documents' markers.
         has_lists: some documents are lists of small documents.
+        has_headers: some documents have what `Layout.is_headed` has.
     """
 
-    def __init__(self, rng: random.Random, owner: str, *, has_lists: bool = True) -> None:
+    def __init__(
+        self, rng: random.Random, owner: str, *, has_lists: bool = True, has_headers: bool = True
+    ) -> None:
         self._rng = rng
         self._owner = owner
         self._has_lists = has_lists
+        self._layouts = [each for each in LAYOUTS if has_headers or not each.is_headed]
+        marks = MARKS if has_lists else _SINGLE_MARKS
+        self._marks = [mark for mark in marks if has_headers or "\nContent:" not in mark]
         self._texts: list[str] = []
         self._kinds: Sequence[tuple[float, Callable[[], str]]] = (
             (0.20, self._plain),
@@ -122,7 +128,7 @@ class Contents:
     def mark(self) -> str:
         """Return a mark of any frame, with its holes filled."""
         rng = self._rng
-        text = rng.choice(MARKS if self._has_lists else _SINGLE_MARKS)
+        text = rng.choice(self._marks)
         while "~" in text:
             text = text.replace("~", " ".join(rng.choices(_WORDS, k=rng.choice((1, 3, 6)))), 1)
         return text.replace("#", str(rng.randint(0, 6))) if "##" not in text else text
@@ -157,7 +163,7 @@ class Contents:
     def _list(self) -> str:
         """Write a list of small documents in any layout, inside this one."""
         rng = self._rng
-        layout = rng.choice(LAYOUTS)
+        layout = rng.choice(self._layouts)
         small = [
             Doc(self._owner, i, f"part-{i}.md", f"Part {i}", " ".join(self._sentences(1, 4)))
             for i in range(rng.randint(2, 4))

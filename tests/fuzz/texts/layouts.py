@@ -58,6 +58,12 @@ class Layout:
         """Documents have no marks: a list in one of them is a list of the text."""
         return self.unit == "§text" and self.between.isspace()
 
+    @property
+    def is_headed(self) -> bool:
+        """Only the next header ends a document: in a tool's result, one in a document is one of
+        the text, as the documentation says."""
+        return self.unit.endswith(("\nContent: §text", "\nText: §text"))
+
     def parts(self, document: Doc, place: int) -> tuple[Part, ...]:
         """Return a document's unit at a place (from 0), in parts."""
         return tuple(self._parts(document, str(self.first + place)))

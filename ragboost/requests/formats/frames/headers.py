@@ -120,8 +120,10 @@ def _candidate(
         stop = max(strip(text, header.start, stop)[1], header.end - 1)
         first, last = strip(text, header.end, stop)
         blocks.append(DocumentBlock(header.start, stop, text[first:last] or None, first, last))
+    header_in_text = re.compile(r":[^\n]*\n".join(headers[0].keys) + ":")
     if (
         min(block.text_end - block.text_start for block in blocks) < _MIN_CHARS
+        or any(header_in_text.match(text, block.text_start) for block in blocks)
         or len({gap.count("\n") for gap in gaps}) > 1
         or around.has_odd_rule([block[:2] for block in blocks])
     ):

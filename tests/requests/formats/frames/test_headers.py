@@ -109,6 +109,16 @@ def test_headers_of_the_same_kind_behind_a_container_make_it_uncertain() -> None
     assert (result.groups, result.problem) == ((), "headers outside the container")
 
 
+def test_a_document_that_begins_with_such_a_header_holds_a_list() -> None:
+    def listed(inner: str) -> str:
+        units = (f"Source: {name}\nContent: {text}" for name, text in (("a", LEASE), ("b", inner)))
+        return "<context>\n{}\n</context>\n\nWho signed?".format("\n\n".join(units))
+
+    assert scan(listed(f"Source: of this {RENT}")).groups
+    result = scan(listed(f"Source: c\nContent: {RENT}\n\nSource: d\nContent: {PETS}"))
+    assert (result.groups, result.problem) == ((), "headers that do not stand alike")
+
+
 def test_headers_that_do_not_stand_alike_are_ambiguous() -> None:
     text = SHAPES["container"].replace("\n\nSource", "\nSource")
     text += f"\n\nSource: x\nContent: {PETS}"
