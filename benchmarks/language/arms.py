@@ -11,6 +11,7 @@ and one for each document of the corpus that all others are stored behind, as `p
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
 from ragboost.chunk_cache.eval.full_answer import FullAnswer
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.selection import MEASURED
+from ragboost.chunk_cache.selection import DEFAULT_RATIO, MEASURED
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
@@ -162,21 +163,27 @@ class ArmRunner:
         """Return a case's prompt.
 
         Args:
-            order: `shared`: the Booster's, with its hint, behind a request with half of the
-                documents; `last`: the Booster's with `keep_last` = 1, without requests before;
-                empty: the case's.
+            order: `shared`: the Booster's in front of an engine that computes all, with its hint,
+                behind a request with half of the documents; `bought`: in front of one that reuses
+                chunks, behind so many of these requests that their documents are computed exactly;
+                `bought_last`: the same with `keep_last` = 1; `last`: this alone, without requests
+                before; empty: the case's.
         """
         asked: Any = (case.question, case.documents, case.history)
         if order == "last":
             kept_last = Booster(Settings(ordering=OrderingSettings(keep_last=1)))
             return OrderedPrompt(*self.prompt(*asked, booster=kept_last))
-        if order != "shared":
+        if order not in ("shared", "bought", "bought_last"):
             return OrderedPrompt(*self.prompt(*asked, earlier=case.earlier))
         half = len(case.documents) // 2
         own = random.Random(case.id).sample(case.documents, half)
         earlier = [*own, *case.strangers[half:]]
-        tokens, chunks = self.prompt(*asked, earlier=earlier)
-        before, _ = self.prompt(STORING, earlier)
+        ratio = None if order == "shared" else DEFAULT_RATIO
+        ordering = OrderingSettings(keep_last=int(order == "bought_last"))
+        booster = Booster(Settings(ordering=ordering))
+        for _ in range(1 if ratio is None else ceil(1 / ratio)):
+            before, _ = self.prompt(STORING, earlier, booster=booster, ratio=ratio)
+        tokens, chunks = self.prompt(*asked, booster=booster, ratio=ratio)
         pairs = enumerate(zip(tokens, before, strict=False))
         common = next(at for at, (one, other) in pairs if one != other)
         return OrderedPrompt(tokens, chunks, sum(stop <= common for _, stop in chunks))
@@ -221,6 +228,7 @@ class ArmRunner:
         *,
         earlier: Sequence[Document] = (),
         booster: Booster | None = None,
+        ratio: float | None = None,
     ) -> tuple[list[int], tuple[tuple[int, int], ...]]:
         """Return a prompt in tokens with the positions of its chunks.
 
@@ -228,11 +236,12 @@ class ArmRunner:
             earlier: documents of a request that was sent before, which decide the order, and the
                 model is told; none: the retriever's order.
             booster: decides the order also without requests before.
+            ratio: what the engine recomputes of reused chunks, if it reuses them.
         """
         booster = booster or (Booster() if earlier else Booster(AS_RETRIEVED))
         if earlier:
             booster.boost(question, earlier)
-        context = booster.boost(question, documents)
+        context = booster.boost(question, documents, recompute_ratio=ratio)
         messages = [{"role": role, "content": text} for role, text in history]
         written = context.render()
         if self._is_question_first:

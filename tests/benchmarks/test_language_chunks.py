@@ -174,12 +174,18 @@ def test_other_orders_share_a_prefix_or_keep_the_best_document_last_and_whole(
     runner = ArmRunner(loaded, stored="alone")
     tokens, chunks, _ = runner.ordered(case, "last")
     *_, num_cached = runner.ordered(case, "shared")
+    bought, places, num_bought = runner.ordered(case, "bought")
+    kept, kept_places, num_kept = runner.ordered(case, "bought_last")
 
     arms = ["full", "shared/full", "shared/reuse", "last/reuse", "last/reuse+last"]
     found = {o.policy: o for o in runner.run(case, [(arm, 0.0) for arm in arms])}
 
     assert loaded.tokenizer.decode(tokens[slice(*chunks[-1])]).startswith("[Doc_1]")
-    assert num_cached == 2
+    assert (num_cached, num_bought) == (2, 2)
+    texts = [loaded.tokenizer.decode(bought[slice(*place)]) for place in places]
+    assert texts[2:] == sorted(texts[2:]), "by relevance behind what is exact"
+    assert loaded.tokenizer.decode(kept[slice(*kept_places[-1])]).startswith("[Doc_1]")
+    assert num_kept == 1, "its best document stood last in the earlier requests"
     assert list(found) == [*arms[:3], "last/full", *arms[3:]]
     for order in ("last", "shared"):  # sums in another order differ in their last bits
         assert found[f"{order}/full"].kl == pytest.approx(0.0, abs=1e-6)
