@@ -28,7 +28,7 @@ def plan_file(requests: BatchRequests, settings: OrderingSettings) -> FilePlan:
         if not settings.enabled or len(group) == 1:
             release.extend(group)
             continue
-        plan = plan_batch(contexts, tokens, keep_last=settings.keep_last)
+        plan = plan_batch(contexts, tokens, keep_last=settings.num_kept())
         for i, permutation in zip(group, plan.permutations, strict=True):
             permutations[i] = permutation
         release.extend(group[i] for i in plan.release_order)

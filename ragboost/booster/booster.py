@@ -236,13 +236,16 @@ class Booster(StoredConversations, UsageReports):
         count, has_copies = self.tokens.count_documents, not self.settings.dedup.enabled
         return Retrieved.of(query, values, prompt_prefix, count=count, has_copies=has_copies)
 
-    def _order_alone(self, retrieved: Retrieved, *, has_tail: bool = True) -> Order:
+    def _order_alone(
+        self, retrieved: Retrieved, *, has_tail: bool = True, is_reusing: bool = False
+    ) -> Order:
         return order_documents(
             self.index,
             retrieved.elements,
             retrieved.tokens,
             settings=self.settings.ordering,
             policy=self._policy if has_tail else None,  # nothing behind the prefix is cached
+            is_reusing=is_reusing,
         )
 
     def _boost(
@@ -264,15 +267,16 @@ class Booster(StoredConversations, UsageReports):
         has_references = settings.dedup.enabled and settings.hints.location
         past = CarriedDocuments.of(state, history, has_references=has_references)
         order = self._order(retrieved, past, planned=planned, ratio=ratio)
-        if note is not None and past.is_empty and not settings.ordering.keep_last:
+        keep = settings.ordering.num_kept(is_reusing=ratio is not None)
+        if note is not None and past.is_empty and not keep:
             pays = partial(order_that_pays, retrieved, order, index=self.index, note=note)
             order = pays(share=1.0 if ratio is None else ratio, count=self.tokens.count)
         purchase = self._buy(order.documents, order.tokens, ratio) if past.is_empty else None
         if purchase is not None:
-            num_exact, keep_last = purchase.num_documents, settings.ordering.keep_last
-            order = retrieved.in_order(
-                order_exact_first(order.permutation, num_exact, keep_last=keep_last)
+            exact_first = order_exact_first(
+                order.permutation, purchase.num_documents, keep_last=keep
             )
+            order = retrieved.in_order(exact_first)
         context = compose(
             retrieved, order.permutation, history=past, settings=settings, state=state
         )
@@ -334,7 +338,7 @@ class Booster(StoredConversations, UsageReports):
             return retrieved.in_order(range(len(retrieved.unique)))
         if ratio is None and planned is not None and planned.fits(retrieved.elements):
             return planned
-        return self._order_alone(retrieved)
+        return self._order_alone(retrieved, is_reusing=ratio is not None)
 
     def _record_turn(
         self, state: SessionState | None, prompt_prefix: str, num_tokens: int

@@ -60,7 +60,7 @@ class LivePlanner:
 
         The arguments are those of `ordering.plan_next`. Changes nothing in the index.
         """
-        keep = self._settings.keep_last
+        keep = self._settings.num_kept()
         at, order, cached_tokens = plan_next(
             self._index,
             [r.elements[keep:] for r in retrieved],
@@ -85,7 +85,7 @@ def plan_offline(
     plan = plan_batch(
         [retrieved.elements for retrieved in leading],
         _lengths(leading),
-        keep_last=settings.keep_last,
+        keep_last=settings.num_kept(),
     )
     orders = map(Retrieved.in_order, leading, plan.permutations)
     return list(orders), plan.release_order

@@ -144,7 +144,7 @@ class Tenant:
         count, has_copies = self.tokens.count_documents, not self._settings.dedup.enabled
         retrieved = Retrieved.of("", documents, prompt_prefix, count=count, has_copies=has_copies)
         elements, tokens = retrieved.elements, retrieved.tokens
-        find, keep = self._directory.search, settings.keep_last
+        find, keep = self._directory.search, settings.num_kept()
         if not settings.enabled:
             find, keep = self._directory.search_in_order, 0
         recent = zip(tokens, self._directory.recent(elements), strict=True)

@@ -69,12 +69,20 @@ class OrderingSettings(Section):
         description="Reorder only if this saves at least so many tokens. Raise it to keep the "
         "relevance order unless reordering pays off.",
     )
-    keep_last: int = Field(
-        0,
+    keep_last: int | None = Field(
+        None,
         ge=0,
         description="Most relevant documents to keep next to the question, the best one last. They "
-        "are not reordered for the cache.",
+        "are not reordered for the cache. None: 1 if the engine reuses chunks, else 0.",
     )
+
+    def num_kept(self, *, is_reusing: bool = False) -> int:
+        """Return how many documents stay next to the question.
+
+        Args:
+            is_reusing: the engine reuses chunks.
+        """
+        return int(is_reusing) if self.keep_last is None else self.keep_last
 
 
 class DedupSettings(Section):

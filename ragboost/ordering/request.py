@@ -70,15 +70,16 @@ def order_documents(
     *,
     settings: OrderingSettings,
     policy: OrderPolicy | None = None,
+    is_reusing: bool = False,
 ) -> Order:
     """Order a request's documents so that they extend the longest cached prefix.
 
-    The last `settings.keep_last` places go to the most relevant documents, the best one last. The
+    The last places go to the `settings.num_kept` most relevant documents, the best one last. The
     others keep their relevance order if another one saves fewer than `settings.min_saved_tokens`
     more. `documents` are distinct, most relevant first; without a `policy` those behind the cached
-    prefix keep that order.
+    prefix keep that order. `is_reusing`: the engine reuses chunks.
     """
-    keep = min(settings.keep_last, len(documents)) if settings.enabled else 0
+    keep = min(settings.num_kept(is_reusing=is_reusing), len(documents)) if settings.enabled else 0
     unmoved = _measured(index, documents, tokens, _by_relevance(len(documents), keep))
     if not settings.enabled or len(documents) < 2:
         return unmoved

@@ -12,9 +12,10 @@ from tests.requests.rewriting_proxy import RewritingProxy
 Note = Callable[[Sequence[Document]], str]
 
 
-def booster() -> ragboost.Booster:
+def booster(**ordering: int) -> ragboost.Booster:
     """A word is a token."""
-    return ragboost.Booster(count_tokens=lambda text: len(text.split()))
+    settings = ragboost.Settings.model_validate({"ordering": ordering})
+    return ragboost.Booster(settings, count_tokens=lambda text: len(text.split()))
 
 
 def docs(*ids: int) -> list[Document]:
@@ -47,7 +48,7 @@ def test_only_what_the_order_saves_beyond_the_callers_counts() -> None:
 
 
 def test_with_chunk_reuse_an_order_saves_only_what_is_recomputed() -> None:
-    boosted = booster()
+    boosted = booster(keep_last=0)
     boosted.boost("first", docs(2, 1, 3))
 
     context = boosted.boost("second", docs(1, 2, 9), note=words(5), recompute_ratio=0.2)

@@ -30,7 +30,7 @@ SETTINGS = st.fixed_dictionaries(
             {
                 "enabled": st.booleans(),
                 "min_saved_tokens": st.sampled_from([0, 1, 30]),
-                "keep_last": st.integers(0, 3),
+                "keep_last": st.none() | st.integers(0, 3),
                 "tail": st.sampled_from(["relevance", "popularity"]),
             }
         ),

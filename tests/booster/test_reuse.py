@@ -12,9 +12,9 @@ LENGTHS = {"a": 100, "b": 200, "c": 300, "d": 400}
 QUARTER = 0.25
 
 
-def make_booster(**ordering: str) -> Booster:
+def make_booster(**ordering: object) -> Booster:
     return Booster(
-        Settings.model_validate({"ordering": ordering}),
+        Settings.model_validate({"ordering": {"keep_last": 0, **ordering}}),
         count_tokens=lambda text: LENGTHS.get(text, 5),
     )
 
@@ -58,11 +58,23 @@ def test_documents_behind_the_bought_ones_keep_their_relevance_order() -> None:
     assert texts(booster.boost("", list("dba"), recompute_ratio=QUARTER)) == "dba", "none is bought"
 
 
+def test_with_chunk_reuse_the_most_relevant_document_stands_last_unless_told_otherwise() -> None:
+    booster = make_booster(keep_last=None)
+    for _ in range(4):
+        assert texts(booster.boost("", list("acb"), recompute_ratio=QUARTER)) == "cba"
+    assert texts(booster.boost("", list("dcb"), recompute_ratio=QUARTER)) == "cbd"
+    assert texts(booster.boost("", list("bdc"), recompute_ratio=QUARTER)) == "cdb"
+    assert texts(booster.boost("", list("db"), recompute_ratio=QUARTER)) == "bd"
+    assert texts(booster.boost("", list("dcb"))) == "cbd", "all is computed exactly"
+    check_index(booster.index)
+
+
 @pytest.mark.parametrize(("hint_tokens", "is_hinted"), [(18, True), (19, False)])
 def test_an_order_hint_costs_at_most_a_quarter_of_what_the_order_saves(
     hint_tokens: int, is_hinted: bool
 ) -> None:
-    booster = Booster(Settings(), count_tokens=lambda text: LENGTHS.get(text, hint_tokens))
+    settings = Settings.model_validate({"ordering": {"keep_last": 0}})
+    booster = Booster(settings, count_tokens=lambda text: LENGTHS.get(text, hint_tokens))
     for other in "babda":
         bought = booster.boost("", [other, "c"], recompute_ratio=QUARTER)
     assert texts(bought) == "ca"

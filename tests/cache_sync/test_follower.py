@@ -117,7 +117,7 @@ async def test_only_what_another_process_had_computed_counts_as_cached(
     one.follower.on_layout.append(lambda name, layout: told.append((name, layout)))
     tenant = one.tenants.get(TENANT)
     booster = tenant.booster("engine")
-    context = booster.boost("Why?", documents[:1])  # exact, so that it is cached
+    context = booster.boost("Why?", documents[1:2])  # exact, so that it is cached
     context = booster.boost("Why?", documents, recompute_ratio=0.15)
     layout = PromptLayout.of(
         context,
@@ -135,7 +135,7 @@ async def test_only_what_another_process_had_computed_counts_as_cached(
         await other.follower.learn(name, each)
 
     there = other.tenants.get(TENANT).booster("engine")
-    lengths = tenant.tokens.count_documents(documents)
+    lengths = tenant.tokens.count_documents(context.documents)
     assert there.cached_tokens(context.documents) == sum(lengths[:num_cached])
 
 

@@ -23,6 +23,7 @@ Ask = Callable[[str], Awaitable[tuple[int, bytes]]]
 
 _RETRY_S = 2.0
 _RECHECK_S = 30.0
+_USUAL_RATIO = 0.15  # the plug-in's default, where the engine does not say its own
 
 PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
 """What a proxy answers at `/chunk_reuse`, by which another one and `doctor` recognise it."""
@@ -73,8 +74,8 @@ class Engines:
     """Knows what renders the backends' prompts, and what chunks these reuse: nothing before all
     have answered. `open` and `close` belong to the event loop.
 
-    The setting `reuse_chunks` answers for all backends, and leaves their recompute ratio unknown;
-    whether they read graphs is asked in any case. A backend that is added has no answer before it
+    The setting `reuse_chunks` answers for all backends, whose recompute ratio is then taken for the
+    usual one; whether they read graphs is asked in any case. A backend that is added has no answer before it
     has given one; one that is removed is forgotten.
     """
 
@@ -123,17 +124,19 @@ class Engines:
         """Return the share of reused tokens that a request with this `ragboost.reuse` computes
         again, if it has the positions of its chunks.
 
-        None if it computes all exactly, or if that is unknown.
+        None if it computes all exactly, or if the engine will refuse what the request says.
         """
         if not self.may_reuse(reuse):
             return None
-        ratio = self._report.ratio
+        ratio: Any = self._report.ratio
+        if ratio is None:
+            ratio = _USUAL_RATIO
         if isinstance(reuse, dict):
             ratio = reuse.get("ratio", ratio)
         elif reuse not in (None, "approx"):
             return None
         is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-        return ratio if is_number and ratio is not None and 0 <= ratio <= 1 else None
+        return ratio if is_number and 0 <= ratio <= 1 else None
 
     def readable(self, raw: bytes, *, has_chunks: bool) -> bytes:
         """Return a request's body with documents in place of a graph, unless the backends read it.
@@ -151,7 +154,6 @@ class Engines:
             self._reports[backend.name] = report = _read(answer)
             if self._configured is None and report.is_possible:
                 self._report = report
-            self._update()
             kind = await find_kind(backend.ask)
             if kind is not None:  # an engine that is down comes back as what it was
                 self._kinds[backend.name] = kind

@@ -1,9 +1,10 @@
-"""The recompute ratio of a request is known only where it or a backend says it."""
+"""The recompute ratio of a request is what it or a backend says, or else the usual one."""
 
 from typing import Any
 
 import pytest
 
+from ragboost.chunk_cache.selection import DEFAULT_RATIO
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.engines import Engines
 
@@ -13,8 +14,8 @@ from ragboost.proxy.upstream.engines import Engines
     [
         (None, None),
         ("exact", None),
-        ("approx", None),  # the backend's default is unknown
-        ({"policy": "gradual"}, None),
+        ("approx", DEFAULT_RATIO),  # the backend's own is unknown
+        ({"policy": "gradual"}, DEFAULT_RATIO),
         ({"ratio": 0.3}, 0.3),
         ({"ratio": 1}, 1),
         ({"ratio": True}, None),
@@ -24,7 +25,7 @@ from ragboost.proxy.upstream.engines import Engines
         (["approx"], None),
     ],
 )
-def test_without_a_report_of_the_backend_only_the_request_says_the_ratio(
+def test_without_a_report_of_the_backend_the_request_or_the_default_says_the_ratio(
     reuse: Any, ratio: float | None
 ) -> None:
     probe = Engines(BackendSettings(reuse_chunks=True), [])
