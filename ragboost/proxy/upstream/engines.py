@@ -75,8 +75,8 @@ class Engines:
     have answered. `open` and `close` belong to the event loop.
 
     The setting `reuse_chunks` answers for all backends, whose recompute ratio is then taken for the
-    usual one; whether they read graphs is asked in any case. A backend that is added has no answer before it
-    has given one; one that is removed is forgotten.
+    usual one; whether they read graphs is asked in any case. A backend that is added has no answer
+    before it has given one; one that is removed is forgotten.
     """
 
     def __init__(self, settings: BackendSettings, backends: Sequence[Backend]) -> None:

@@ -27,8 +27,13 @@ from ragboost.requests.formats.documents import (
     UnknownShapeError,
     order_of,
 )
-from ragboost.requests.formats.frames import WORK, Scan, may_hold_list, scan
+from ragboost.requests.formats.frames import PLACES, WORK, Scan, may_hold_list, scan
 from ragboost.requests.formats.frames.not_documents import is_work_instructed
+from ragboost.requests.formats.frames.questions import (
+    Question,
+    announces_question,
+    names_places,
+)
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
 from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
@@ -111,14 +116,14 @@ class Messages:
             place = _Place(*found)
             leading = place if self._may_move(slots, place) else None
             places = sorted([*places, place], key=_reading_order)
-        work = leading if leading is not None and _is_work(slots, leading) else None
-        leading = None if work is not None else leading
+        stays = _why_it_stays(slots, leading) if leading is not None else ""
+        kept, leading = (leading, None) if stays else (None, leading)
         references, num_repeated = self._references(leading, places)
         num_later = sum(len(p.group.blocks) for p in places if p is not leading)
         if leading is None and not num_repeated:
             self._unmarked.name_what_is_left(slots, scans)
-            if work is not None:
-                raise AmbiguousDocumentsError(work.group.frame, WORK)
+            if kept is not None:
+                raise AmbiguousDocumentsError(kept.group.frame, stays)
             if num_later:
                 raise NothingToDoError(num_later)
             return None
@@ -188,26 +193,30 @@ class Messages:
         texts = [slot.value for slot in slots if isinstance(slot.value, str)]
         if sum(map(len, texts)) > _MAX_LINES:
             _check_lines(texts)
-        askers = _askers(slots)
+        questions = _questions(slots)
         return [
-            self._scan(slot.value, is_tool=slot.is_tool, may_ask=slot.place in askers)
+            self._scan(
+                slot.value,
+                is_tool=slot.is_tool,
+                question=questions.get(slot.place, Question.NONE),
+            )
             if isinstance(slot.value, str)
             else Scan()
             for slot in slots
         ]
 
-    def _scan(self, text: str, *, is_tool: bool, may_ask: bool) -> Scan:
+    def _scan(self, text: str, *, is_tool: bool, question: Question) -> Scan:
         frames, plain, key = self._settings.formats.frames, self._plain, 0
         is_kept = "\n" in text  # the search of any other is as fast
         ends = hash((len(text), text[:_END], text[-_END:])) if is_kept else 0
         if is_kept and ends in plain:
-            key = hash((text, is_tool, may_ask))
+            key = hash((text, is_tool, question))
             if (known := plain.get(key)) is not None:
                 plain.newer[ends] = plain.newer[key] = known
                 return known
-        result = scan(text, frames=frames, is_tool=is_tool, may_ask=may_ask)
+        result = scan(text, frames=frames, is_tool=is_tool, question=question)
         if is_kept and not result.groups:
-            key = key or hash((text, is_tool, may_ask))
+            key = key or hash((text, is_tool, question))
             plain.newer[ends] = plain.newer[key] = result
             if len(plain.newer) >= 2 * _MAX_PLAIN:
                 plain.turn()
@@ -243,13 +252,14 @@ class Messages:
         for place in places:
             groups[place.slot.path].append(place.group)
         is_cut = group.frame == EVIDENCE  # from a list whose last document has no certain end
+        starts = {block.start for block in group.blocks}
         others = [
             slot
             for slot, result in zip(slots, scans, strict=True)
             if any(g.is_numbered and g is not group for g in groups.get(slot.path, ()))
             or (
                 (result.problem or result.numbers)
-                and not (is_cut and result.marks and result.problem and slot is leading.slot)
+                and not (is_cut and slot is leading.slot and starts <= {*result.marks})
             )
         ]
         behind, has_other = texts_behind(body, slots, groups, leading.slot, group, others=others)
@@ -304,8 +314,9 @@ def _has_positions(slots: Sequence[Slot]) -> bool:
     return any(isinstance(slot.value, list) and has_citations(slot.value) for slot in slots)
 
 
-def _askers(slots: Sequence[Slot]) -> set[int | None]:
-    """Return the messages that may end with a question: users' of one text, beside no other."""
+def _questions(slots: Sequence[Slot]) -> dict[int | None, Question]:
+    """Return what is known of the messages that may end with a question: users' of one text, beside
+    no other."""
     users = [
         slot.place
         for slot in slots
@@ -313,7 +324,13 @@ def _askers(slots: Sequence[Slot]) -> set[int | None]:
     ]
     num = Counter(users)
     near = {at + step for at in set(users) if at is not None for step in (-1, 1)}
-    return {at for at in users if at not in near and num[at] == 1}
+    askers = [at for at in users if at not in near and num[at] == 1]
+    is_announced = bool(askers) and any(
+        isinstance(slot.value, str) and announces_question(slot.value)
+        for slot in slots
+        if slot.is_leading and not (slot.is_user or slot.is_tool)
+    )
+    return dict.fromkeys(askers, Question.ANNOUNCED if is_announced else Question.POSSIBLE)
 
 
 def _places(slots: Sequence[Slot], scans: Sequence[Scan], *, has_positions: bool) -> list[_Place]:
@@ -335,6 +352,24 @@ def _size(place: _Place) -> int:
     if isinstance(group, TextGroup):
         return group.blocks[-1].end - group.blocks[0].start
     return sum(len(block.text or "") for block in group.blocks)
+
+
+def _why_it_stays(slots: Sequence[Slot], leading: _Place) -> str:
+    """Return why a list is not ordered, though it is found; empty if it may be."""
+    if _is_work(slots, leading):
+        return WORK
+    return PLACES if _has_places(slots, leading) else ""
+
+
+def _has_places(slots: Sequence[Slot], leading: _Place) -> bool:
+    """Return True if the text around a list, or a message before it or the question behind it,
+    speaks of "the second document". Later questions tell nothing: the engine has the list."""
+    at = next(i for i, slot in enumerate(slots) if slot.path == leading.slot.path)
+    behind = next(filter(lambda slot: slot.is_user, slots[at + 1 :]), None)
+    texts = [slot.value for slot in (*slots[:at], behind) if slot is not None and not slot.is_tool]
+    if isinstance(leading.group, TextGroup):
+        texts += leading.group.around()
+    return any(isinstance(text, str) and names_places(text) for text in texts)
 
 
 def _is_work(slots: Sequence[Slot], leading: _Place) -> bool:

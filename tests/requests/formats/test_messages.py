@@ -8,7 +8,12 @@ import pytest
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
-from ragboost.requests.formats import NothingToDoError, find_format, make_formats
+from ragboost.requests.formats import (
+    AmbiguousDocumentsError,
+    NothingToDoError,
+    find_format,
+    make_formats,
+)
 from tests.requests.formats.rewriting import boost, find, reorder, text_of, user
 
 LONG = {
@@ -251,7 +256,7 @@ def test_the_input_of_responses_is_looked_into() -> None:
 @pytest.mark.parametrize("field", ["messages", "input"])
 def test_a_later_turn_finds_numbered_documents_as_the_first_did(field: str) -> None:
     listed = "\n\n".join(f"Document {n}: {LONG[name]}" for n, name in enumerate("ABD", 1))
-    turns = [{"role": "user", "content": f"{listed}\n\nQuestion: why?"}]
+    turns = [{"role": "user", "content": f"Answer.\n\n{listed}\n\nQuestion: why?"}]
     body = {"model": "m", field: turns, "store": False}
     first = reorder(body, [1, 2, 0])[field]
     body[field] = [
@@ -321,3 +326,25 @@ def test_a_text_that_was_searched_before_is_judged_by_itself_and_by_its_role() -
         assert find_format(formats, user(text)) is not None
         with pytest.raises(NothingToDoError):
             find_format(formats, agent(xml("A", "B"), text))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("What does the second document say?", "Summarise the last passage."),
+        *("the first two sources", "Was sagt das zweite Dokument?", "第二个文档说什么？"),
+    ],
+)
+def test_documents_stay_where_their_places_are_named(said: str) -> None:
+    """The order says which one is meant."""
+    system, asked = {"role": "system", "content": xml("A", "B")}, {"role": "user", "content": said}
+    for messages in (
+        [{"role": "user", "content": f"{xml('A', 'B')}\n\n{said}"}],
+        [{"role": "user", "content": f"{said}\n\n{xml('A', 'B')}"}],
+        [system, asked],
+        [{"role": "system", "content": said}, {"role": "user", "content": xml("A", "B")}],
+    ):
+        with pytest.raises(AmbiguousDocumentsError, match="by its place"):
+            reorder({"model": "m", "messages": messages})
+    later = [system, {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    assert find({"model": "m", "messages": [*later, asked]}) is not None, "they have been sent"

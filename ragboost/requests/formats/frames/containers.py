@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
 from ragboost.requests.formats.frames.elements import Tags, wrappers
-from ragboost.requests.formats.frames.questions import is_question
 from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 
 _RULE = re.compile(r"\n(([-=*_])\2{2,})([ \t]*\r?(?=\n|\Z))?")
@@ -105,13 +104,8 @@ def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
         if len(same) != 2:
             continue
         first, second = same
-        # LangChain's documents stand below one rule: a second one is theirs, or a question follows.
-        if not 0 <= stuff < first.start or _asks(text[second.end : second.end + _MAX_INTRO]):
+        if not 0 <= stuff < first.start:  # LangChain's documents stand below one rule
             yield Container(first.end, second.start, second.end)
-
-
-def _asks(tail: str) -> bool:
-    return is_question(tail.strip().partition("\n")[0])
 
 
 def _stuffed(text: str) -> Iterator[Container]:

@@ -6,6 +6,7 @@ place.
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -40,6 +41,8 @@ _CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})
 _CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
 _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
 _CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
+_LAST_CLOSER = re.compile(r"</([^\W\d][\w.:-]{0,63})>\s*\Z")
+_MAX_CLOSER = 80
 
 
 class _Attribute(NamedTuple):
@@ -106,6 +109,10 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
                 problem = f"<{name}>: across <{crossing}>"
             elif _is_odd(text, run):
                 problem = f"<{name}>: the first or the last is written otherwise"
+            elif halved := _halved(text, name, run, tags):
+                problem = f"<{name}>: some begin or end a <{halved}> that others hold"
+            elif not is_document_name(name) and _is_part(text, run, tags):
+                problem = f"<{name}>: beside other texts in one element"
             if problem:
                 yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)
             else:
@@ -188,6 +195,39 @@ def _crossing(name: str, run: Sequence[Element], tags: Tags, totals: Mapping[str
     return ""
 
 
+def _halved(text: str, name: str, run: Sequence[Element], tags: Tags) -> str:
+    """Return an inner tag of the frame that is open at the end of an element, or was open before
+    it, as in a document that holds the end of one and the beginning of another; empty if there is
+    none. The frame's are those with which half of the elements end, and those that hold texts."""
+    ends = Counter(
+        closer[1]
+        for span in run
+        if (
+            closer := _LAST_CLOSER.search(
+                text, max(span.inner_start, span.inner_end - _MAX_CLOSER), span.inner_end
+            )
+        )
+    )
+    inner = {tag for tag, num in ends.items() if num > 1 and 2 * num >= len(run)}
+    for tag in {*inner, *_CONTENTS} & tags.keys() - {name}:
+        marks = tags[tag]
+        for span in run:
+            begin, end = (bisect_left(marks, (at,)) for at in (span.inner_start, span.inner_end))
+            if _balance(marks[begin:end]):
+                return tag
+    return ""
+
+
+def _is_part(text: str, run: Sequence[Element], tags: Tags) -> bool:
+    """Return True if the elements share a wrapper with other text: both may be documents."""
+    for outer in wrappers(text, tags):
+        if outer.inner_start <= run[0].start and run[-1].end <= outer.inner_end:
+            beside = (outer.inner_start, run[0].start), (run[-1].end, outer.inner_end)
+            if any(any(map(str.isalnum, text[slice(*ends)])) for ends in beside):
+                return True
+    return False
+
+
 def _balance(marks: Sequence[Mark]) -> int:
     return sum([-1 if is_closer else 1 for _, _, is_closer in marks])
 
@@ -210,6 +250,8 @@ def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     """Make a list of elements, whose openers end with a `>`."""
     attributes = [_attributes(text, span) for span in run]
     number = _number(attributes)
+    if problem := _unlike(attributes, number):
+        return Candidate(run[0].start, run[-1].end, name, problem=f"{name}: {problem}")
     inner = [strip(text, span.inner_start, span.inner_end) for span in run]
     if any(attributes) or any(text.startswith("<", start) for start, _ in inner):
         parts = zip(run, attributes, inner, _contents(text, inner), strict=True)
@@ -254,6 +296,31 @@ def _number(attributes: Sequence[Mapping[str, _Attribute]]) -> str | None:
         if is_count(values) and len(values) == len(attributes):
             return name
     return None
+
+
+def _unlike(attributes: Sequence[Mapping[str, _Attribute]], number: str | None) -> str:
+    """Return why the openers are not those of one list; empty if they are alike: one in a document
+    may lack what they begin with, or break their count."""
+    names = {next(iter(each), "") for each in attributes}
+    if len(names) > 1:
+        return "elements that begin otherwise"
+    counts = [name for name in attributes[0] if name in _NUMBERS] if number is None else []
+    for name in counts:
+        if breaks_count([each[name].value for each in attributes if name in each]):
+            return "the numbers have gaps or repeat"
+    return ""
+
+
+def breaks_count(values: Sequence[str]) -> bool:
+    """Return True for numbers from 0 or 1 on of which most, but not all, are without a gap."""
+    for first in (0, 1):
+        following = first
+        for value in values:
+            following += value == str(following)
+        num = following - first
+        if num < len(values) and num > 1 and 3 * num >= 2 * len(values):
+            return True
+    return False
 
 
 def is_count(values: Sequence[str]) -> bool:

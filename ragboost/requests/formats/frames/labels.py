@@ -19,7 +19,7 @@ from ragboost.requests.formats.frames.not_documents import (
     is_bibliography,
     is_ordered_name,
 )
-from ragboost.requests.formats.frames.questions import end_alike, end_before_question
+from ragboost.requests.formats.frames.questions import Question, end_alike, end_before_question
 from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
@@ -64,7 +64,7 @@ class _Label(NamedTuple):
 
 
 def find(
-    text: str, hidden: HiddenParts, around: Surroundings, *, is_closed: bool, may_ask: bool
+    text: str, hidden: HiddenParts, around: Surroundings, *, is_closed: bool, question: Question
 ) -> Iterator[Candidate]:
     """Find lists of labelled documents.
 
@@ -72,7 +72,7 @@ def find(
         hidden: stretches whose lines are not looked at.
         around: the containers and rules of the text.
         is_closed: the text ends with the last document.
-        may_ask: the text may end with the user's question.
+        question: whether the user's may end the text.
     """
     families = _families(text, hidden)
     if hidden:
@@ -97,7 +97,7 @@ def find(
             holders = [c for c in (*around.containers, *whole) if c.start <= first <= last <= c.end]
             holder = holders[0] if holders else None
             yield _listed(
-                text, labels, frame, around, is_counted=is_counted, holder=holder, may_ask=may_ask
+                text, labels, frame, around, is_counted=is_counted, holder=holder, question=question
             )
         elif names[0] in ("0", "1") and names[1] in ("1", "2"):
             yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
@@ -247,7 +247,7 @@ def _listed(
     *,
     is_counted: bool,
     holder: Container | None,
-    may_ask: bool,
+    question: Question,
 ) -> Candidate:
     """Cut a list at its labels.
 
@@ -255,7 +255,7 @@ def _listed(
         is_counted: the labels count the documents; else they are ids, which move along.
         around: the rules of the text.
         holder: the container that says where the last document ends, maybe the whole text.
-        may_ask: a question may follow the last document.
+        question: whether one may follow the last document.
     """
     starts = [label.start for label in labels]
     begin, end, close = holder or (starts[0], -1, -1)
@@ -269,7 +269,7 @@ def _listed(
     except OddMarkError as error:
         if end >= 0:
             return _uncertain(text, labels, frame, str(error))
-        ruled, may_ask = None, False
+        ruled, question = None, Question.NONE
     if ruled is not None:
         separator = ruled[2]
         end, close = ruled[:2] if ruled[0] >= 0 else (end, close)
@@ -279,10 +279,8 @@ def _listed(
     bodies = [strip(text, label.end, stop) for label, stop in zip(labels, ends, strict=False)]
     if is_bibliography(text[start:stop] for start, stop in bodies):
         return _uncertain(text, labels, frame, "works that a text cites")
-    if end < 0:
-        may_ask = may_ask and separator.count("\n") > 1
-        last = labels[-1].end
-        end = close = end_before_question(text, starts[0], last, bodies) if may_ask else -1
+    if end < 0 and question and separator.count("\n") > 1:
+        end = close = end_before_question(text, starts[0], labels[-1].end, bodies, question)
     if end < 0 or (separator.count("\n") < 2 and close == end):
         numbers = tuple([label.number for label in labels]) if is_counted else ()
         marks, problem = tuple(starts), "the last one has no end"

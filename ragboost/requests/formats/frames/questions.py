@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from enum import IntEnum
 
 from ragboost.requests.formats.frames.spans import strip
 
@@ -14,12 +15,61 @@ _QUESTIONS = (
 )
 _ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:：]")
 _ENDS = ("?", "？", "؟")
+_COLONS = (":", "：", "**")
 _SENTENCE_ENDS = ".!?。！？؟…)）\"'”’»"
 _QUESTION_WORDS = frozenset(_QUESTIONS.split())
+# What instructions say where a question follows.
+_ANNOUNCES = re.compile(
+    r"\b(?:answer|ask|question|quer(?:y|ies)|respond|repl(?:y|ies)|frage|(?:be)?antwort|répon"
+    r"|pregunt|respond|respuest|domand|rispo|pergunt|respost)|вопрос|ответ|[问問]|答|질문|답",
+    re.IGNORECASE,
+)
+_MAX_LOOKED_AT = 16_384
+_MAX_AROUND = 4096  # characters at each end of a text that may name a place
+_ORDINALS = (
+    *("first", "second", "third", "fourth", "fifth", "last", "final", "1st", "2nd", "3rd", "4th"),
+    *("5th", "6th", "7th", "8th", "9th", "0th", "première", "premier", "deuxième", "troisième"),
+    *("quatrième", "dernière", "dernier", "primer", "segund", "tercer", "últim", "seconda"),
+    *("erste", "zweite", "dritte", "vierte", "letzte", "1th", "2th", "3th", "第", "最后"),
+)
+# Behind an ordinal: "the second document", "the last two passages", in five languages.
+_NAMED = re.compile(
+    r"[a-z]?\s+(?:(?:one|two|three|\d+)\s+)?(?:of the\s+)?(?:do[ck]ument|passage|source|excerpt"
+    r"|chunk|article|snippet|file|text|quelle|pasaje|artículo|fuente)"
+    r"|[一二三四五六七八九十\d]{1,3}[个個篇份条條段]|[一1]?[个個篇份条條段]"
+)
+
+
+def names_places(text: str) -> bool:
+    """Return True for a text that names a document by its place, as in "the second document"."""
+    if len(text) > 2 * _MAX_AROUND:
+        text = f"{text[:_MAX_AROUND]}\n{text[-_MAX_AROUND:]}"
+    text = text.lower()
+    for ordinal in _ORDINALS:  # a search for each is many times faster than one expression
+        at = text.find(ordinal)
+        while at >= 0:
+            if _NAMED.match(text, at + len(ordinal)):
+                return True
+            at = text.find(ordinal, at + 1)
+    return False
+
+
+class Question(IntEnum):
+    """What is known of a question behind the documents of a text."""
+
+    NONE = 0
+    POSSIBLE = 1  # if the text's own instructions speak of one
+    ANNOUNCED = 2  # by the instructions of another message
+
+
+def announces_question(text: str) -> bool:
+    """Return True for instructions that speak of a question: without them one that stands behind
+    the documents may be the end of the last one."""
+    return _ANNOUNCES.search(text, 0, _MAX_LOOKED_AT) is not None
 
 
 def end_before_question(
-    text: str, begin: int, start: int, bodies: Sequence[tuple[int, int]]
+    text: str, begin: int, start: int, bodies: Sequence[tuple[int, int]], question: Question
 ) -> int:
     """Return the end of the last document, where a question stands alone behind it; -1 if that is
     not certain.
@@ -28,6 +78,7 @@ def end_before_question(
         begin: where the list begins.
         start: where the last document's text begins.
         bodies: where the texts of the others are, which blank lines separate.
+        question: what is known of it.
     """
     if any(_BLANK_LINE.search(text, *body) for body in bodies):
         return -1
@@ -40,6 +91,8 @@ def end_before_question(
     tail = text[blanks[0].end() :].strip()
     head = text[:begin]
     if len(tail) > _MAX_TAIL or is_question(head):
+        return -1
+    if question < Question.ANNOUNCED and not announces_question(head):
         return -1
     end = blanks[0].start()
     is_alike = end_alike(text, [*bodies, strip(text, start, end)])
@@ -72,10 +125,10 @@ def is_question(text: str) -> bool:
 def _stands_alone(tail: str) -> bool:
     """Return True for a question that nothing precedes or answers: a paragraph of the last document
     may stand right above the question's line, or be a question with its answer."""
-    first, line_end, _ = tail.partition("\n")
-    if not line_end:
+    first, *rest = filter(None, map(str.strip, tail.splitlines()))
+    if not rest:
         return is_question(tail)
-    return _has_question_label(first) and tail.endswith((*_ENDS, ":", "：", "**"))
+    return len(rest) == 1 and _has_question_label(first) and rest[0].endswith((*_ENDS, *_COLONS))
 
 
 def _has_question_label(line: str) -> bool:

@@ -8,10 +8,12 @@ from ragboost.requests.formats.frames import custom, elements, fences, headers, 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, outermost
 from ragboost.requests.formats.frames.containers import Surroundings
 from ragboost.requests.formats.frames.not_documents import is_work
+from ragboost.requests.formats.frames.questions import Question
 from ragboost.requests.formats.frames.spans import LineMatch
 from ragboost.requests.formats.groups import TextGroup
 
 WORK = "the text asks for work on each element"
+PLACES = "the text names a document by its place"
 
 
 class Scan(NamedTuple):
@@ -30,21 +32,27 @@ def may_hold_list(text: str, *, is_tool: bool) -> bool:
 
 
 def scan(
-    text: str, *, frames: Sequence[FrameSettings] = (), is_tool: bool = False, may_ask: bool = False
+    text: str,
+    *,
+    frames: Sequence[FrameSettings] = (),
+    is_tool: bool = False,
+    question: Question = Question.NONE,
 ) -> Scan:
     """Find the lists of two documents or more.
 
     Args:
         frames: the operator's own.
         is_tool: the text is a tool's result, so that it holds nothing else.
-        may_ask: the user's question may follow the documents.
+        question: whether the user's may follow the documents.
     """
     if not (frames or may_hold_list(text, is_tool=is_tool)):
         return Scan()
     code = fences.fences(text)
     own = [each for frame in frames for each in custom.find(text, frame)]
     chosen = (
-        own if any(each.blocks for each in own) else _candidates(text, code, is_tool, may_ask) + own
+        own
+        if any(each.blocks for each in own)
+        else _candidates(text, code, is_tool, question) + own
     )
     chosen = [_checked(text, each) for each in outermost(chosen)]
     groups = [
@@ -68,7 +76,7 @@ def _checked(text: str, found: Candidate) -> Candidate:
 
 
 def _candidates(
-    text: str, code: Sequence[LineMatch], is_tool: bool, may_ask: bool
+    text: str, code: Sequence[LineMatch], is_tool: bool, question: Question
 ) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
     tags = elements.find_tags(text)
@@ -78,6 +86,6 @@ def _candidates(
     around = Surroundings(text, tags, hidden)
     return [
         *explicit,
-        *labels.find(text, hidden, around, is_closed=is_tool, may_ask=may_ask),
+        *labels.find(text, hidden, around, is_closed=is_tool, question=question),
         *headers.find(text, hidden, around, is_closed=is_tool),
     ]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ragboost.requests.formats.frames import scan
+from ragboost.requests.formats.frames.questions import Question
 from tests.requests.formats.frames.texts import LEASE, NOISE, PETS, RENT, elements, numbered, prompt
 from tests.requests.formats.rewriting import find
 
@@ -76,8 +77,8 @@ LEFT_ALONE = {
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_it_is_left_alone(name: str, is_tool: bool) -> None:
     text = LEFT_ALONE[name]
-    assert scan(text, is_tool=is_tool, may_ask=not is_tool).groups == ()
-    assert scan(prompt(text), may_ask=True).groups == ()
+    assert scan(text, is_tool=is_tool, question=Question(2 - 2 * is_tool)).groups == ()
+    assert scan(prompt(text), question=Question.ANNOUNCED).groups == ()
 
 
 @pytest.mark.parametrize("tag", ORDERED_TAGS)
@@ -89,7 +90,7 @@ def test_elements_whose_order_is_their_meaning_stay(tag: str) -> None:
 @pytest.mark.parametrize("label", ORDERED_LABELS)
 def test_labels_whose_order_is_their_meaning_stay(label: str) -> None:
     for text in (prompt(numbered(label)(LONG)), f"<x>\n{numbered(label)(LONG)}\n</x>"):
-        assert scan(text, may_ask=True).groups == ()
+        assert scan(text, question=Question.ANNOUNCED).groups == ()
 
 
 def test_short_elements_are_documents_only_if_their_name_says_so() -> None:

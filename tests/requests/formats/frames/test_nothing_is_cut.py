@@ -7,8 +7,18 @@ import pytest
 
 from ragboost.booster.booster import Booster
 from ragboost.requests.formats import AmbiguousDocumentsError, LeftAloneError
+from ragboost.requests.formats.frames.questions import Question
 from ragboost.requests.formats.frames.scanner import scan
-from tests.requests.formats.frames.texts import LEASE, PETS, RENT, elements, numbered, prompt
+from tests.requests.formats.frames.texts import (
+    LEASE,
+    NOISE,
+    PETS,
+    RENT,
+    elements,
+    numbered,
+    prompt,
+    scan_prompt,
+)
 from tests.requests.formats.rewriting import boost, reorder, text_of, user
 
 TAGS = ("document", "doc", "source", "passage", "chunk", "file", "article", "kb_entry")
@@ -164,3 +174,71 @@ def test_a_sentence_behind_the_last_document_of_results_stays_with_each() -> Non
     first, second = results_sent(tool_turns(other, numbered("[{}]")([rent, lease])))
     assert first == other
     assert second.startswith(f"[1] {rent}\n\n[2] Please refer to the document that begins with")
+
+
+TORN = {
+    "without their attributes": (
+        '<document index="{n}">',
+        "</document>\n<document>",
+        "</document>",
+    ),
+    "out of their count": ('<source id="{n}">', '</source>\n<source id="9">', "</source>"),
+    "twice one number": (
+        '<source id="{n}" name="a">',
+        '</source>\n<source id="1" name="a">',
+        "</source>",
+    ),
+    "without their names": (
+        "<document><filename>f{n}</filename>\n<context>",
+        "</context></document>\n<document>",
+        "</context></document>",
+    ),
+    "half of an inner one": (
+        "<document><source>f{n}</source>\n<document_content>",
+        "</document>\n<document>",
+        "</document_content></document>",
+    ),
+}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("name", TORN)
+def test_the_end_of_an_element_and_another_ones_beginning_in_a_document(name: str, at: int) -> None:
+    """A part of such a file: its elements are not written as those of the list are."""
+    opener, torn, closer = TORN[name]
+
+    def listed(*documents: str) -> str:
+        units = (f"{opener.format(n=n)}{t}{closer}" for n, t in enumerate(documents, 1))
+        return prompt("\n".join(units))
+
+    texts = [LEASE * 2, RENT * 2]
+    assert scan(listed(*texts, PETS * 2)).groups, "without it they are found"
+    texts.insert(at, f"{PETS}{torn}{NOISE}")
+    result = scan(listed(*texts))
+    assert (result.groups, bool(result.problem)) == ((), True)
+
+
+@pytest.mark.parametrize("instruction", ["Summarise what follows.", "", "Facts:"])
+@pytest.mark.parametrize("end", ["Ready to get started?", "Question: How do I cancel?"])
+def test_a_question_ends_a_list_only_where_instructions_speak_of_one(
+    instruction: str, end: str
+) -> None:
+    listed = numbered("Document {}:")([RENT, PETS, LEASE])
+    text = f"{instruction}\n\n{listed}\n\n{end}"
+    assert scan(text, question=Question.POSSIBLE).groups == ()
+    assert scan(f"Answer me.{text}", question=Question.POSSIBLE).groups
+    assert scan(text, question=Question.ANNOUNCED).groups
+
+
+def test_a_question_with_its_answer_and_more_is_a_part_of_the_last_document() -> None:
+    listed = numbered("Passage {}:")([RENT, PETS])
+    text = f"Answer.\n\n{listed}\n\nQuestion: When is it due?\nAnswer: {LEASE}\nWho signed?"
+    assert scan_prompt(text).groups == ()
+
+
+@pytest.mark.parametrize("at", ["before", "behind", "between others"])
+def test_elements_beside_other_texts_in_one_element_are_parts_of_documents(at: str) -> None:
+    files = [f"<add>\n<doc>{text * 2}</doc>\n</add>" for text in (RENT, PETS)]
+    lines = {"before": [LEASE, *files], "behind": [*files, LEASE]}.get(at, [LEASE, *files, NOISE])
+    assert scan(prompt("<context>\n{}\n</context>".format("\n".join(files)))).groups
+    assert scan(prompt("<context>\n{}\n</context>".format("\n".join(lines)))).groups == ()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ragboost.config import FrameSettings
 from ragboost.requests.formats.frames import Scan, scan
+from ragboost.requests.formats.frames.questions import Question
 from ragboost.requests.formats.groups import splice
 from tests.requests.formats.frames.texts import LEASE, NOISE, PETS, RENT, Write, elements, numbered
 
@@ -114,7 +115,7 @@ def around(listed: str) -> str:
 
 
 def scanned(text: str) -> Scan:
-    return scan(text, frames=[ANGLE], may_ask=True)
+    return scan(text, frames=[ANGLE], question=Question.ANNOUNCED)
 
 
 def shuffled(text: str, rng: Any) -> str:
@@ -168,7 +169,9 @@ def test_what_was_written_is_read_again(name: str, documents: list[str], rng: An
 @settings(max_examples=400, deadline=None)
 def test_no_character_of_any_text_is_lost(text: str, rng: Any) -> None:
     for is_tool in (False, True):
-        for group in scan(text, frames=[ANGLE], is_tool=is_tool, may_ask=not is_tool).groups:
+        for group in scan(
+            text, frames=[ANGLE], is_tool=is_tool, question=Question(2 * (not is_tool))
+        ).groups:
             order = list(range(len(group.blocks)))
             rng.shuffle(order)
             new = str(splice(text, [group.reordered(order)]))

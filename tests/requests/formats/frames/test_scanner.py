@@ -6,6 +6,7 @@ from types import FrameType
 import pytest
 
 from ragboost.requests.formats.frames import scan
+from ragboost.requests.formats.frames.questions import Question
 from tests.requests.formats.frames.texts import (
     LEASE,
     NOISE,
@@ -118,7 +119,7 @@ def num_calls(text: str, *, is_tool: bool) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        scan(text, is_tool=is_tool, may_ask=not is_tool)
+        scan(text, is_tool=is_tool, question=Question(2 * (not is_tool)))
     finally:
         sys.setprofile(before)
     return num

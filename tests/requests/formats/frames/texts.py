@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ragboost.config import Settings
 from ragboost.requests.formats.frames import Scan, scan
+from ragboost.requests.formats.frames.questions import Question
 
 LEASE = "The lease was signed by Ada in March, before the new owner of the house had moved in."
 RENT = "Rent is due on the first of the month, by transfer, and a late one costs ten euros more."
@@ -33,7 +34,7 @@ def prompt(listed: str) -> str:
 
 def scan_prompt(text: str) -> Scan:
     """Scan a user's message that stands beside no other."""
-    return scan(text, may_ask=True)
+    return scan(text, question=Question.ANNOUNCED)
 
 
 def texts_of(result: Scan) -> list[list[str | None]]:
