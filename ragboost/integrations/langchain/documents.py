@@ -5,8 +5,10 @@ A block contains its own label and text only, so that equal leading documents ha
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 from langchain_core.documents import Document as LangChainDocument
 from langchain_core.prompts import StringPromptTemplate, format_document
@@ -62,7 +64,7 @@ def _titled(
     document: Document | None, metadata: Mapping[str, Any], show: Sequence[str]
 ) -> Document | None:
     values = [metadata.get(name) for name in show]
-    texts = [" ".join(str(v).split()) for v in values if isinstance(v, str | int | PurePath)]
+    texts = [" ".join(str(v).split()) for v in values if isinstance(v, str | Integral | PurePath | UUID)]
     title = ", ".join([text for text in dict.fromkeys(texts) if 0 < len(text) <= _MAX_SHOWN])
     return replace(document, title=title) if document is not None and title else document
 

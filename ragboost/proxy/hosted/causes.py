@@ -113,11 +113,22 @@ def _message_cause(before: PromptParts, after: PromptParts, at: int) -> Cause | 
     following = before.parts[at + 1 : at + 2]
     if _is_reasoning(old) and [part.text for part in following] == [after.parts[at].text]:
         return Cause.REASONING
-    if (was := _without_reasoning(old)) != old and was == _without_reasoning(new) == new:
+    if _lacks_reasoning(old, new):
         return Cause.REASONING
     if _is_cleared(old, new):
         return Cause.CLEARED
     return _moved_cause(before, after, at)
+
+
+def _lacks_reasoning(old: Any, new: Any) -> bool:
+    """Return True if a message is what it was but for its reasoning, all or some of it."""
+    was, now = _without_reasoning(old), _without_reasoning(new)
+    if was == old or was != now:
+        return False
+    return now == new or (
+        old.get("content") == new.get("content")
+        and all(old.get(name) == new[name] for name in _REASONING if name in new)
+    )
 
 
 def _without_reasoning(message: Any) -> Any:
@@ -137,7 +148,7 @@ def _is_cleared(old: Any, new: Any) -> bool:
     """Return True if a few words stand for what the results of tools were."""
     a, b = _result_texts(old), _result_texts(new)
     changed = [(x, y) for x, y in zip(a, b, strict=False) if x != y]
-    return len(a) == len(b) > 0 and all(len(y) <= _MAX_CLEARED < len(x) for x, y in changed[:1])
+    return len(a) == len(b) and any(len(y) <= _MAX_CLEARED < len(x) for x, y in changed[:1])
 
 
 def _result_texts(message: Any) -> list[str]:
