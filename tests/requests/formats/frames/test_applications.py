@@ -84,6 +84,7 @@ def first_request_found(row: Application, seed: int) -> int:
             assert not first
             continue
         first = first or number
+        assert found.numbering is None or not found.numbering.stays, "they may be ordered"
         for text, document in zip(documents, found.documents, strict=True):
             assert words(document.text)[-len(words(text)) :] == words(text)
     return first or 13
