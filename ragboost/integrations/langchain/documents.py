@@ -64,7 +64,9 @@ def _titled(
     document: Document | None, metadata: Mapping[str, Any], show: Sequence[str]
 ) -> Document | None:
     values = [metadata.get(name) for name in show]
-    texts = [" ".join(str(v).split()) for v in values if isinstance(v, str | Integral | PurePath | UUID)]
+    texts = [
+        " ".join(str(v).split()) for v in values if isinstance(v, str | Integral | PurePath | UUID)
+    ]
     title = ", ".join([text for text in dict.fromkeys(texts) if 0 < len(text) <= _MAX_SHOWN])
     return replace(document, title=title) if document is not None and title else document
 

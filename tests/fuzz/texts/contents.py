@@ -26,6 +26,8 @@ MARKS = (
     *('<source id="#">', '<source id="#" name="f.pdf">~</source>', "<context>", "</context>"),
     *("<doc>~</doc>", "<document>~</document>\n<document>~</document>", "<passage>", "</chunk>"),
     *('<file_content path="x.py">', "</file_content>", "<br/>", "<beleg>", "</beleg>", "<![CDATA["),
+    *("</document>\n<document>", "</source>\n<source>", "</chunk>\n<chunk>"),
+    *("</kb-item>\n<kb-item>", "</document_content>", "</context>\n</document>\n<document>"),
     *("<!-- ~ -->", "</", "<", "<documents>", "</documents>", "<search_result>~</search_result>"),
     *("[#]", "[#] ~", "(#)", "#. ~", "#) ~", "#.", "##", "## ~", "### ~", "# ~", "### Document #"),
     *("Document #: ~", "Document #:", "Document [#]", "Passage #:", "Source #:", "文档#：~"),

@@ -43,6 +43,14 @@ _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
 _CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 _LAST_CLOSER = re.compile(r"</([^\W\d][\w.:-]{0,63})>\s*\Z")
 _MAX_CLOSER = 80
+_FIRST_TAG = re.compile(r"\s*<([^\W\d][\w.:-]{0,63})[\s>]")
+_HTML_TAGS = (
+    "a abbr address article aside b blockquote body br caption center cite code col dd details "
+    "div dl dt em figcaption figure font footer form h1 h2 h3 h4 h5 h6 head header hr html i "
+    "iframe img li link main mark math meta nav ol option p pre q s script section small span "
+    "strong style sub summary sup svg table tbody td th thead time tr tt u ul "
+)
+_HTML = frozenset(_HTML_TAGS.split())
 
 
 class _Attribute(NamedTuple):
@@ -111,6 +119,8 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
                 problem = f"<{name}>: the first or the last is written otherwise"
             elif halved := _halved(text, name, run, tags):
                 problem = f"<{name}>: some begin or end a <{halved}> that others hold"
+            elif _is_headed(text, run):
+                problem = f"<{name}>: some begin with an element that others lack"
             elif not is_document_name(name) and _is_part(text, run, tags):
                 problem = f"<{name}>: beside other texts in one element"
             if problem:
@@ -216,6 +226,16 @@ def _halved(text: str, name: str, run: Sequence[Element], tags: Tags) -> str:
             if _balance(marks[begin:end]):
                 return tag
     return ""
+
+
+def _is_headed(text: str, run: Sequence[Element]) -> bool:
+    """Return True if most of the elements, but not all, begin with an inner one of the same name,
+    which is the frame's unless it is HTML."""
+    begins = [_FIRST_TAG.match(text, span.inner_start) for span in run]
+    names = Counter(begin[1] for begin in begins if begin is not None)
+    return any(
+        1 < num < len(run) < 2 * num and name.lower() not in _HTML for name, num in names.items()
+    )
 
 
 def _is_part(text: str, run: Sequence[Element], tags: Tags) -> bool:

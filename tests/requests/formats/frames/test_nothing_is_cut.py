@@ -193,6 +193,7 @@ TORN = {
         "</context></document>\n<document>",
         "</context></document>",
     ),
+    "without their titles": ("<kb><t>t{n}</t>", "</kb>\n<kb>", "</kb>"),
     "half of an inner one": (
         "<document><source>f{n}</source>\n<document_content>",
         "</document>\n<document>",
@@ -211,9 +212,9 @@ def test_the_end_of_an_element_and_another_ones_beginning_in_a_document(name: st
         units = (f"{opener.format(n=n)}{t}{closer}" for n, t in enumerate(documents, 1))
         return prompt("\n".join(units))
 
-    texts = [LEASE * 2, RENT * 2]
-    assert scan(listed(*texts, PETS * 2)).groups, "without it they are found"
-    texts.insert(at, f"{PETS}{torn}{NOISE}")
+    texts = [LEASE * 3, RENT * 3]
+    assert scan(listed(*texts, PETS * 3)).groups, "without it they are found"
+    texts.insert(at, f"{PETS}{torn}{NOISE} {NOISE}")
     result = scan(listed(*texts))
     assert (result.groups, bool(result.problem)) == ((), True)
 
