@@ -362,11 +362,12 @@ def _why_it_stays(slots: Sequence[Slot], leading: _Place) -> str:
 
 
 def _has_places(slots: Sequence[Slot], leading: _Place) -> bool:
-    """Return True if the text around a list, or a message before it or the question behind it,
-    speaks of "the second document". Later questions tell nothing: the engine has the list."""
+    """Return True if the text around a list, a message before it, or the first question behind it
+    speaks of "the second document". Later ones tell nothing: the engine has the list."""
     at = next(i for i, slot in enumerate(slots) if slot.path == leading.slot.path)
-    behind = next(filter(lambda slot: slot.is_user, slots[at + 1 :]), None)
-    texts = [slot.value for slot in (*slots[:at], behind) if slot is not None and not slot.is_tool]
+    place = leading.slot.place if leading.slot.is_user else None
+    behind = [slot for slot in slots[at + 1 :] if slot.is_user and place in (None, slot.place)]
+    texts = [slot.value for slot in (*slots[:at], *behind[:1]) if not slot.is_tool]
     if isinstance(leading.group, TextGroup):
         texts += leading.group.around()
     return any(isinstance(text, str) and names_places(text) for text in texts)

@@ -332,7 +332,7 @@ def test_a_text_that_was_searched_before_is_judged_by_itself_and_by_its_role() -
     "said",
     [
         *("What does the second document say?", "Summarise the last passage."),
-        *("the first two sources", "Was sagt das zweite Dokument?", "第二个文档说什么？"),
+        *("the first two sources", "Was sagt das zweite Dokument?", "第二个文档说什么"),
     ],
 )
 def test_documents_stay_where_their_places_are_named(said: str) -> None:
@@ -346,5 +346,7 @@ def test_documents_stay_where_their_places_are_named(said: str) -> None:
     ):
         with pytest.raises(AmbiguousDocumentsError, match="by its place"):
             reorder({"model": "m", "messages": messages})
-    later = [system, {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-    assert find({"model": "m", "messages": [*later, asked]}) is not None, "they have been sent"
+    answer = {"role": "assistant", "content": "So."}
+    for earlier in ([system, {"role": "user", "content": "Why?"}], [{**system, "role": "user"}]):
+        found = find({"model": "m", "messages": [*earlier, answer, asked]})
+        assert found is not None, "they have been sent"
