@@ -16,6 +16,7 @@ from ragboost.requests.formats.frames.not_documents import (
     is_document_name,
     is_ordered_name,
 )
+from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import (
     Element,
     Mark,
@@ -37,6 +38,8 @@ _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no", "nr", "rank",
 _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
 # Short elements, and the one that holds the text.
 _CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})>")
+_CHILD = re.compile(r"\s*<(\w{1,32})>([^<\n]{0,300})</\1>")
+_MAX_FIELDS = 64
 _CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
 _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
 _CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
@@ -106,10 +109,11 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
                 problem = f"<{name}>: across <{crossing}>"
             elif _is_odd(text, run):
                 problem = f"<{name}>: the first or the last is written otherwise"
-            if problem:
+            attributes = [_attributes(text, span) for span in run]
+            if problem or is_sequence(_fields(text, run, attributes)):
                 yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)
             else:
-                yield candidate(text, f"<{name}>", run)
+                yield _candidate(text, f"<{name}>", run, attributes)
 
 
 def wrappers(text: str, tags: Tags) -> Iterator[Element]:
@@ -208,7 +212,15 @@ def _is_odd(text: str, run: Sequence[Element]) -> bool:
 
 def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     """Make a list of elements, whose openers end with a `>`."""
-    attributes = [_attributes(text, span) for span in run]
+    return _candidate(text, name, run, [_attributes(text, span) for span in run])
+
+
+def _candidate(
+    text: str,
+    name: str,
+    run: Sequence[Element],
+    attributes: Sequence[Mapping[str, _Attribute]],
+) -> Candidate:
     number = _number(attributes)
     inner = [strip(text, span.inner_start, span.inner_end) for span in run]
     if any(attributes) or any(text.startswith("<", start) for start, _ in inner):
@@ -244,6 +256,24 @@ def _attributes(text: str, span: Element) -> dict[str, _Attribute]:
     for match in _ATTRIBUTE.finditer(text, span.start, span.inner_start):
         group = 2 if match[2] is not None else 3
         found.setdefault(match[1], _Attribute(match[group], *match.span(group)))
+    return found
+
+
+def _fields(
+    text: str, run: Sequence[Element], attributes: Sequence[Mapping[str, _Attribute]]
+) -> list[dict[str, str]]:
+    """Return the attributes of each element, and the short elements with which it begins; of no
+    other one if the first has none."""
+    found: list[dict[str, str]] = []
+    for span, each in zip(run, attributes, strict=True):
+        fields = {name: attribute.value for name, attribute in each.items()}
+        at = span.inner_start
+        while len(fields) < _MAX_FIELDS and (match := _CHILD.match(text, at, span.inner_end)):
+            fields.setdefault(match[1], match[2].strip())
+            at = match.end()
+        found.append(fields)
+        if not found[0]:
+            break
     return found
 
 

@@ -8,6 +8,7 @@ from ragboost.requests.formats.frames import custom, elements, fences, headers, 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, outermost
 from ragboost.requests.formats.frames.containers import Surroundings
 from ragboost.requests.formats.frames.not_documents import is_work
+from ragboost.requests.formats.frames.sequences import is_in_sequence
 from ragboost.requests.formats.frames.spans import LineMatch
 from ragboost.requests.formats.groups import TextGroup
 
@@ -76,8 +77,12 @@ def _candidates(
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = HiddenParts([each for each in explicit if not each.problem])
     around = Surroundings(text, tags, hidden)
-    return [
+    found = [
         *explicit,
         *labels.find(text, hidden, around, is_closed=is_tool, may_ask=may_ask),
         *headers.find(text, hidden, around, is_closed=is_tool),
+    ]
+    return [
+        each._replace(blocks=()) if each.blocks and is_in_sequence(text, each.start) else each
+        for each in found
     ]
