@@ -5,8 +5,7 @@ prefix. In later messages a document that occurred before becomes a reference. N
 or list.
 """
 
-import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -27,14 +26,10 @@ from ragboost.requests.formats.documents import (
     UnknownShapeError,
     order_of,
 )
-from ragboost.requests.formats.frames import PLACES, WORK, Scan, may_hold_list, scan
-from ragboost.requests.formats.frames.not_documents import is_work_instructed
-from ragboost.requests.formats.frames.questions import (
-    Question,
-    announces_question,
-    names_places,
-)
+from ragboost.requests.formats.frames import Scan, may_hold_list, scan
+from ragboost.requests.formats.frames.questions import Question
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
+from ragboost.requests.formats.instructions import questions, why_it_stays
 from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
     Numbering,
@@ -116,7 +111,7 @@ class Messages:
             place = _Place(*found)
             leading = place if self._may_move(slots, place) else None
             places = sorted([*places, place], key=_reading_order)
-        stays = _why_it_stays(slots, leading) if leading is not None else ""
+        stays = why_it_stays(slots, *leading) if leading is not None else ""
         kept, leading = (leading, None) if stays else (None, leading)
         references, num_repeated = self._references(leading, places)
         num_later = sum(len(p.group.blocks) for p in places if p is not leading)
@@ -193,12 +188,12 @@ class Messages:
         texts = [slot.value for slot in slots if isinstance(slot.value, str)]
         if sum(map(len, texts)) > _MAX_LINES:
             _check_lines(texts)
-        questions = _questions(slots)
+        asked = questions(slots)
         return [
             self._scan(
                 slot.value,
                 is_tool=slot.is_tool,
-                question=questions.get(slot.place, Question.NONE),
+                question=asked.get(slot.place, Question.NONE),
             )
             if isinstance(slot.value, str)
             else Scan()
@@ -314,25 +309,6 @@ def _has_positions(slots: Sequence[Slot]) -> bool:
     return any(isinstance(slot.value, list) and has_citations(slot.value) for slot in slots)
 
 
-def _questions(slots: Sequence[Slot]) -> dict[int | None, Question]:
-    """Return what is known of the messages that may end with a question: users' of one text, beside
-    no other."""
-    users = [
-        slot.place
-        for slot in slots
-        if isinstance(slot.value, str) and not slot.is_tool and slot.is_user
-    ]
-    num = Counter(users)
-    near = {at + step for at in set(users) if at is not None for step in (-1, 1)}
-    askers = [at for at in users if at not in near and num[at] == 1]
-    is_announced = bool(askers) and any(
-        isinstance(slot.value, str) and announces_question(slot.value)
-        for slot in slots
-        if slot.is_leading and not (slot.is_user or slot.is_tool)
-    )
-    return dict.fromkeys(askers, Question.ANNOUNCED if is_announced else Question.POSSIBLE)
-
-
 def _places(slots: Sequence[Slot], scans: Sequence[Scan], *, has_positions: bool) -> list[_Place]:
     places: list[_Place] = []
     for slot, result in zip(slots, scans, strict=True):
@@ -352,33 +328,6 @@ def _size(place: _Place) -> int:
     if isinstance(group, TextGroup):
         return group.blocks[-1].end - group.blocks[0].start
     return sum(len(block.text or "") for block in group.blocks)
-
-
-def _why_it_stays(slots: Sequence[Slot], leading: _Place) -> str:
-    """Return why a list is not ordered, though it is found; empty if it may be."""
-    if _is_work(slots, leading):
-        return WORK
-    return PLACES if _has_places(slots, leading) else ""
-
-
-def _has_places(slots: Sequence[Slot], leading: _Place) -> bool:
-    """Return True if the text around a list, a message before it, or the first question behind it
-    speaks of "the second document". Later ones tell nothing: the engine has the list."""
-    at = next(i for i, slot in enumerate(slots) if slot.path == leading.slot.path)
-    place = leading.slot.place if leading.slot.is_user else None
-    behind = [slot for slot in slots[at + 1 :] if slot.is_user and place in (None, slot.place)]
-    texts = [slot.value for slot in (*slots[:at], *behind[:1]) if not slot.is_tool]
-    if isinstance(leading.group, TextGroup):
-        texts += leading.group.around()
-    return any(isinstance(text, str) and names_places(text) for text in texts)
-
-
-def _is_work(slots: Sequence[Slot], leading: _Place) -> bool:
-    """Return True if an earlier message asks for work on each element of an untagged list."""
-    if not isinstance(leading.group, TextGroup) or leading.group.frame.startswith("<"):
-        return False
-    before = itertools.takewhile(lambda slot: slot.path != leading.slot.path, slots)
-    return any(isinstance(slot.value, str) and is_work_instructed(slot.value) for slot in before)
 
 
 def _by_slot(places: Sequence[_Place]) -> Iterable[list[_Place]]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
-from ragboost.requests.formats.frames.elements import Tags, wrappers
+from ragboost.requests.formats.frames.siblings import Tags, wrappers
 from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 
 _RULE = re.compile(r"\n(([-=*_])\2{2,})([ \t]*\r?(?=\n|\Z))?")

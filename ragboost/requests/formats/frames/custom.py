@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 from ragboost.config import FrameSettings
 from ragboost.requests.formats.frames.candidate import Candidate
-from ragboost.requests.formats.frames.elements import candidate, is_count, whole
+from ragboost.requests.formats.frames.elements import candidate, whole
 from ragboost.requests.formats.frames.siblings import (
     Element,
     Mark,
     OddMarkError,
+    is_count,
     is_separator,
     pair,
     separators,

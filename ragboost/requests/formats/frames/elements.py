@@ -5,52 +5,43 @@ place.
 """
 
 import re
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.requests.formats.documents import TooManyDocumentsError
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.not_documents import (
     are_documents,
     is_document_name,
     is_ordered_name,
 )
+from ragboost.requests.formats.frames.odd_elements import HOLD_TEXTS, why_uncertain
+from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import (
     Element,
-    Mark,
     OddMarkError,
+    Tags,
+    balance,
+    breaks_count,
+    is_count,
     is_separator,
     pair,
     separators,
 )
-from ragboost.requests.formats.frames.spans import MAX_DOCUMENTS, behind_closing_tag, strip
+from ragboost.requests.formats.frames.spans import behind_closing_tag, strip
 from ragboost.requests.formats.groups import DocumentBlock, hint_name
 
 _MAX_TAG = 1024
 _MAX_NAME = 200
-_MAX_NAMES = 64  # tags of one text that are looked at
-_TAG = re.compile(r"<(/?)([^\W\d][\w.:-]{0,63})(?:>|(?=\s))")
 _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no", "nr", "rank", "position")
 _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
 # Short elements, and the one that holds the text.
 _CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})>")
-_CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
+_CHILD = re.compile(r"\s*<(\w{1,32})>([^<\n]{0,300})</\1>")
+_MAX_FIELDS = 64
 _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
 _CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
-_LAST_CLOSER = re.compile(r"</([^\W\d][\w.:-]{0,63})>\s*\Z")
-_MAX_CLOSER = 80
-_FIRST_TAG = re.compile(r"\s*<([^\W\d][\w.:-]{0,63})[\s>]")
-_HTML_TAGS = (
-    "a abbr address article aside b blockquote body br caption center cite code col dd details "
-    "div dl dt em figcaption figure font footer form h1 h2 h3 h4 h5 h6 head header hr html i "
-    "iframe img li link main mark math meta nav ol option p pre q s script section small span "
-    "strong style sub summary sup svg table tbody td th thead time tr tt u ul "
-)
-_HTML = frozenset(_HTML_TAGS.split())
 
 
 class _Attribute(NamedTuple):
@@ -59,37 +50,13 @@ class _Attribute(NamedTuple):
     end: int
 
 
-Tags = Mapping[str, Sequence[Mark]]
-"""The tags of each name that is closed somewhere, in the order of the text."""
-
-
-def find_tags(text: str) -> Tags:
-    """Find the tags of a text; of one with very many names, those of the first."""
-    marks: dict[str, list[Mark]] = {}
-    closed: dict[str, None] = {}
-    num, start = 0, text.find("<")
-    while start >= 0:  # `find` is many times faster than the expression's own search
-        if match := _TAG.match(text, start):
-            end, num = match.end(), num + 1
-            slash, name = match.groups()
-            if not slash:
-                marks.setdefault(name, []).append((start, end, False))
-            elif text[end - 1] == ">":
-                closed[name] = None
-                marks.setdefault(name, []).append((start, end, True))
-            if num > MAX_DOCUMENTS:
-                raise TooManyDocumentsError(num, MAX_DOCUMENTS)
-        start = text.find("<", start + 1)
-    return {name: marks[name] for name in list(closed)[:_MAX_NAMES]}
-
-
 def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
     """Find lists of elements.
 
     Args:
         hidden: stretches in which a tag is part of a string.
     """
-    totals = {name: _balance(marks) for name, marks in tags.items()}
+    totals = {name: balance(marks) for name, marks in tags.items()}
     for name, marks in tags.items():
         marks = [mark for mark in marks if mark[0] not in hidden] if hidden else marks
         num = sum([is_closer for _, _, is_closer in marks])
@@ -110,36 +77,12 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
             texts = [text[span.inner_start : span.inner_end] for span in run]
             if not are_documents(name, texts):
                 continue
-            problem = "" if all(map(str.strip, texts)) else "an element without text"
-            if _is_torn(text, run, tags):
-                problem = f"<{name}>: inside an element that begins nowhere"
-            elif crossing := _crossing(name, run, tags, totals):
-                problem = f"<{name}>: across <{crossing}>"
-            elif _is_odd(text, run):
-                problem = f"<{name}>: the first or the last is written otherwise"
-            elif halved := _halved(text, name, run, tags):
-                problem = f"<{name}>: some begin or end a <{halved}> that others hold"
-            elif _is_headed(text, run):
-                problem = f"<{name}>: some begin with an element that others lack"
-            elif not is_document_name(name) and _is_part(text, run, tags):
-                problem = f"<{name}>: beside other texts in one element"
-            if problem:
+            problem = why_uncertain(text, name, run, tags, totals)
+            attributes = [_attributes(text, span) for span in run]
+            if problem or is_sequence(_fields(text, run, attributes)):
                 yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)
             else:
-                yield candidate(text, f"<{name}>", run)
-
-
-def wrappers(text: str, tags: Tags) -> Iterator[Element]:
-    """Yield the elements that occur once, on lines of their own: they enclose a list."""
-    for marks in tags.values():
-        openers = [m for m in marks if not m[2] and text[m[1] - 1] == ">"]
-        closers = [m for m in marks if m[2]]
-        begin = next((m for m in openers if text[m[0] - 1 : m[0]] in ("", "\n")), None)
-        end = closers[-1]
-        if begin is None or not begin[1] <= end[0] - 1 or text[end[0] - 1] != "\n":
-            continue
-        if openers[-1] == begin and (len(closers) == 1 or closers[-2] < begin):
-            yield Element(begin[0], end[1], begin[1], end[0] - 1)
+                yield _candidate(text, f"<{name}>", run, attributes)
 
 
 def whole(text: str, span: Element) -> Element:
@@ -186,89 +129,17 @@ def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
     return before is not None and behind is not None and before[1] == behind[1]
 
 
-def _is_torn(text: str, run: Sequence[Element], tags: Tags) -> bool:
-    """Return True for the end of a file whose beginning is missing, as a document may be."""
-    behind = _CLOSER.match(text, run[-1].end)
-    marks = tags.get(behind[1], ()) if behind is not None else ()
-    return bool(marks) and (marks[0][2] or marks[0][0] > run[0].start)
-
-
-def _crossing(name: str, run: Sequence[Element], tags: Tags, totals: Mapping[str, int]) -> str:
-    """Return another tag that is opened among the elements and closed outside, or the reverse: the
-    first or the last element may begin in an example and end in a document; empty if there is none.
-    """
-    for other, marks in tags.items():
-        begin, end = (bisect_left(marks, (at,)) for at in (run[0].start, run[-1].end))
-        inside = _balance(marks[begin:end]) if other != name and begin < end else 0
-        if inside * (totals[other] - inside) < 0:
-            return other
-    return ""
-
-
-def _halved(text: str, name: str, run: Sequence[Element], tags: Tags) -> str:
-    """Return an inner tag of the frame that is open at the end of an element, or was open before
-    it, as in a document that holds the end of one and the beginning of another; empty if there is
-    none. The frame's are those with which half of the elements end, and those that hold texts."""
-    ends = Counter(
-        closer[1]
-        for span in run
-        if (
-            closer := _LAST_CLOSER.search(
-                text, max(span.inner_start, span.inner_end - _MAX_CLOSER), span.inner_end
-            )
-        )
-    )
-    inner = {tag for tag, num in ends.items() if num > 1 and 2 * num >= len(run)}
-    for tag in {*inner, *_CONTENTS} & tags.keys() - {name}:
-        marks = tags[tag]
-        for span in run:
-            begin, end = (bisect_left(marks, (at,)) for at in (span.inner_start, span.inner_end))
-            if _balance(marks[begin:end]):
-                return tag
-    return ""
-
-
-def _is_headed(text: str, run: Sequence[Element]) -> bool:
-    """Return True if most of the elements, but not all, begin with an inner one of the same name,
-    which is the frame's unless it is HTML."""
-    begins = [_FIRST_TAG.match(text, span.inner_start) for span in run]
-    names = Counter(begin[1] for begin in begins if begin is not None)
-    return any(
-        1 < num < len(run) < 2 * num and name.lower() not in _HTML for name, num in names.items()
-    )
-
-
-def _is_part(text: str, run: Sequence[Element], tags: Tags) -> bool:
-    """Return True if the elements share a wrapper with other text: both may be documents."""
-    for outer in wrappers(text, tags):
-        if outer.inner_start <= run[0].start and run[-1].end <= outer.inner_end:
-            beside = (outer.inner_start, run[0].start), (run[-1].end, outer.inner_end)
-            if any(any(map(str.isalnum, text[slice(*ends)])) for ends in beside):
-                return True
-    return False
-
-
-def _balance(marks: Sequence[Mark]) -> int:
-    return sum([-1 if is_closer else 1 for _, _, is_closer in marks])
-
-
-def _is_odd(text: str, run: Sequence[Element]) -> bool:
-    """Return True if the first element alone has, or lacks, a line break behind its opener, or the
-    last one before its closer, and it is longer than the others: an example may begin or end it."""
-    begins = [text[span.inner_start] in "\r\n" for span in run]
-    ends = [text[span.inner_end - 1] in "\r\n" for span in run]
-    is_first_odd, is_last_odd = begins[0] not in begins[1:], ends[-1] not in ends[:-1]
-    if not (is_first_odd or is_last_odd):
-        return False
-    lines = [text.count("\n", span.inner_start, span.inner_end) for span in run]
-    return (is_first_odd and lines[0] > max(lines[1:])) or (
-        is_last_odd and lines[-1] > max(lines[:-1])
-    )
-
-
 def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     """Make a list of elements, whose openers end with a `>`."""
-    attributes = [_attributes(text, span) for span in run]
+    return _candidate(text, name, run, [_attributes(text, span) for span in run])
+
+
+def _candidate(
+    text: str,
+    name: str,
+    run: Sequence[Element],
+    attributes: Sequence[Mapping[str, _Attribute]],
+) -> Candidate:
     number = _number(attributes)
     if problem := _unlike(attributes, number):
         return Candidate(run[0].start, run[-1].end, name, problem=f"{name}: {problem}")
@@ -309,6 +180,24 @@ def _attributes(text: str, span: Element) -> dict[str, _Attribute]:
     return found
 
 
+def _fields(
+    text: str, run: Sequence[Element], attributes: Sequence[Mapping[str, _Attribute]]
+) -> list[dict[str, str]]:
+    """Return the attributes of each element, and the short elements with which it begins; of no
+    other one if the first has none."""
+    found: list[dict[str, str]] = []
+    for span, each in zip(run, attributes, strict=True):
+        fields = {name: attribute.value for name, attribute in each.items()}
+        at = span.inner_start
+        while len(fields) < _MAX_FIELDS and (match := _CHILD.match(text, at, span.inner_end)):
+            fields.setdefault(match[1], match[2].strip())
+            at = match.end()
+        found.append(fields)
+        if not found[0]:
+            break
+    return found
+
+
 def _number(attributes: Sequence[Mapping[str, _Attribute]]) -> str | None:
     """Return the attribute that counts the elements from 0 or 1; None if there is none."""
     for name in _NUMBERS if attributes[0] else ():
@@ -329,23 +218,6 @@ def _unlike(attributes: Sequence[Mapping[str, _Attribute]], number: str | None) 
         if breaks_count([each[name].value for each in attributes if name in each]):
             return "the numbers have gaps or repeat"
     return ""
-
-
-def breaks_count(values: Sequence[str]) -> bool:
-    """Return True for numbers from 0 or 1 on of which most, but not all, are without a gap."""
-    for first in (0, 1):
-        following = first
-        for value in values:
-            following += value == str(following)
-        num = following - first
-        if num < len(values) and num > 1 and 3 * num >= 2 * len(values):
-            return True
-    return False
-
-
-def is_count(values: Sequence[str]) -> bool:
-    """Return True for the numbers from 0 or 1 on without a gap, as texts."""
-    return any(values == [str(first + at) for at in range(len(values))] for first in (0, 1))
 
 
 def _block(
@@ -381,7 +253,7 @@ def _content(text: str, start: int, end: int) -> tuple[str, int, int]:
     if not text.startswith("<", start):
         return whole
     match = _CHILDREN.match(text, start, end)
-    if match is None or not (match[1] or match[3] in _CONTENTS):
+    if match is None or not (match[1] or match[3] in HOLD_TEXTS):
         return whole
     closer = f"</{match[3]}>"
     if not text.startswith(closer, end - len(closer)) or match.end() > end - len(closer):

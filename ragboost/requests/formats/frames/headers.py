@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.not_documents import is_record
+from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
@@ -41,7 +42,7 @@ def find(
             continue
         headers = [h for h in _headers(text, where) if h.start not in hidden]
         headers = _siblings(text, headers, where)
-        if len(headers) < 2:
+        if len(headers) < 2 or is_sequence([_fields(text, header) for header in headers]):
             continue
         outside = (Container(0, where.start, 0), Container(where.close, len(text), 0))
         others = [h for part in outside for h in _headers(text, part, is_begun=False)]
@@ -95,6 +96,11 @@ def _siblings(text: str, headers: list[_Header], where: Container) -> list[_Head
             and text[max(0, header.start - 2) : header.start] == "\n\n"
         )
     ]
+
+
+def _fields(text: str, header: _Header) -> dict[str, str]:
+    parts = [line.partition(":") for line in text[header.start : header.end].split("\n")]
+    return {key: value.strip() for key, _, value in parts}
 
 
 def _are_alike(headers: Sequence[_Header]) -> bool:

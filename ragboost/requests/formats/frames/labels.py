@@ -13,14 +13,13 @@ from typing import NamedTuple
 from ragboost.requests.formats.citations import WORD
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.containers import Container, Surroundings
-from ragboost.requests.formats.frames.elements import is_count
 from ragboost.requests.formats.frames.not_documents import (
     MIN_CHARS,
     is_bibliography,
     is_ordered_name,
 )
 from ragboost.requests.formats.frames.questions import Question, end_alike, end_before_question
-from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator
+from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator, is_count
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
 

@@ -9,9 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate
-from ragboost.requests.formats.frames.elements import is_count
-from ragboost.requests.formats.frames.not_documents import MIN_CHARS, are_documents, is_record
-from ragboost.requests.formats.frames.siblings import is_separator, separators
+from ragboost.requests.formats.frames.not_documents import (
+    MIN_CHARS,
+    are_documents,
+    is_record,
+)
+from ragboost.requests.formats.frames.sequences import is_sequence
+from ragboost.requests.formats.frames.siblings import is_count, is_separator, separators
 from ragboost.requests.formats.frames.spans import check_number
 from ragboost.requests.formats.groups import DocumentBlock, hint_name, text_of
 
@@ -154,6 +158,8 @@ def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[Docu
     mean = sum(map(len, texts)) / len(texts)
     if mean < (1 if is_tool and kinds == {dict} else MIN_CHARS) or not all(map(str.strip, texts)):
         return ()
+    if kinds == {dict} and is_sequence([_fields(each.value) for each in values]):
+        return ()
     number = _number(values) if kinds == {dict} else ""
     return tuple(
         [
@@ -161,6 +167,12 @@ def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[Docu
             for each, key, of in zip(values, keys, texts, strict=True)
         ]
     )
+
+
+def _fields(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an object, with those that a loader has written into its metadata."""
+    metadata = value.get("metadata")
+    return {**metadata, **value} if isinstance(metadata, dict) else value
 
 
 def _number(values: Sequence[_Value]) -> str:

@@ -35,7 +35,7 @@ _ORDERED = (
     "meta nav ol p pre script span strong style sub sup svg tbody td th thead title tr u ul "
     "act alternative candidate canto cell clip completion draft epoch frame night page proof "
     "quarter revision segment shift solution sprint stanza story todo track try variant "
-    "claim email mail post reply skill testcase unit "
+    "claim email mail post reply skill testcase unit caption cue exchange msg strophe subtitle "
     "seite página pagina "
     "beispiel frage antwort schritt aufgabe regel kapitel abschnitt teil exemple réponse étape "
     "règle chapitre partie ejemplo pregunta respuesta paso opción regla capítulo parte domanda "
@@ -48,8 +48,8 @@ _SINGLE = (
     "document doc passage chunk file file_content article webpage snippet source search_result"
 )
 _SINGLE_NAMES = frozenset(_SINGLE.split())
-_DOCUMENT_NAMES = frozenset(_DOCUMENTS.split())
-_ORDERED_NAMES = frozenset(_ORDERED.split())
+DOCUMENT_NAMES = frozenset(_DOCUMENTS.split())
+ORDERED_NAMES = frozenset(_ORDERED.split())
 _WORDS = re.compile(r"[^\W\d_]+")
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 # Things whose parts have an order: entries of a log, results of steps.
@@ -57,18 +57,11 @@ _WHOLES = "chat conversation dialogue event log message step task test tool turn
 _PARTS = frozenset(_WHOLES.split())
 _INNER_TAG = re.compile(r"<!--.*?-->|<(?!!)[^<>]{1,200}>", re.DOTALL)
 # Fields of an example, a task or a message.
-_RECORD_FIELDS = (
-    *("label", "labels", "output", "completion", "target", "expected", "translation", "sentiment"),
-    *("input", "instruction", "status", "priority", "done", "completed", "role"),
-    *("speaker", "sender", "from", "step", "turn", "level"),
+_RECORDS = (
+    "label labels output completion target expected translation sentiment input instruction status "
+    "priority done completed role speaker sender from step turn level"
 )
-_WHO = frozenset(("author", "user"))
-_WHEN = frozenset(("date", "time", "timestamp", "ts", "start", "end"))
-# Words of the fields that say when a part of a recording begins and ends: `start_ms`, `endTime`.
-_BEGINS = frozenset(("start", "begin", "from", "onset"))
-_ENDS = frozenset(("end", "stop", "to", "until", "duration"))
-_UNITS = frozenset(("time", "timestamp", "ts", "at", "s", "sec", "secs", "seconds", "ms", "millis"))
-_TITLES = frozenset(("title", "url", "source"))
+_RECORD_FIELDS = frozenset(_RECORDS.split())
 # One line with a year, and with what a bibliography says of each work.
 _WORK_CITED = re.compile(
     r"(?=.*\b(?:19|20)\d\d[a-z]?\b).*(?:\b(?:doi|arxiv|isbn|journal|proceedings|press|accessed)\b"
@@ -105,30 +98,16 @@ def is_document_name(name: str) -> bool:
 
 def is_ordered_name(name: str) -> bool:
     """Return True for the name or label of a list whose order is its meaning."""
-    words = _words(name)
+    words = split_name(name)
     words = [word for word in words if word not in _COUNTS] or words
     if not words or words[0] == "example" or not _PARTS.isdisjoint(words[:-1]):
         return bool(words)
-    return _singular(words[-1]) in _ORDERED_NAMES
+    return singular(words[-1]) in ORDERED_NAMES
 
 
 def is_record(fields: Collection[str]) -> bool:
-    """Return True for the fields of an example, a task, a message or a part of a recording."""
-    names = {name.lower() for name in fields}
-    if not names.isdisjoint(_RECORD_FIELDS):
-        return True
-    num_times = len(names & _WHEN) + 2 * _is_span(fields)
-    is_message = num_times > 1 or (num_times == 1 and not names.isdisjoint(_WHO))
-    return is_message and names.isdisjoint(_TITLES)
-
-
-def _is_span(fields: Collection[str]) -> bool:
-    """Return True if two fields say when something begins and ends, however they are spelled."""
-    words = [set(_words(name)) for name in fields]
-    return all(
-        any(not kinds.isdisjoint(w) and w <= kinds | _UNITS for w in words)
-        for kinds in (_BEGINS, _ENDS)
-    )
+    """Return True for the fields of an example, a task or a message."""
+    return not _RECORD_FIELDS.isdisjoint(map(str.lower, fields))
 
 
 def is_bibliography(texts: Iterable[str]) -> bool:
@@ -166,8 +145,8 @@ def are_documents(name: str, texts: Sequence[str]) -> bool:
     Args:
         texts: their contents.
     """
-    words = _words(name)
-    is_named = bool(words) and not _DOCUMENT_NAMES.isdisjoint((name.lower(), _singular(words[-1])))
+    words = split_name(name)
+    is_named = bool(words) and not DOCUMENT_NAMES.isdisjoint((name.lower(), singular(words[-1])))
     is_named = is_named and _PARTS.isdisjoint(words[:-1])
     if not is_named and is_ordered_name(name):
         return False
@@ -185,9 +164,10 @@ def _is_record(text: str) -> bool:
     return max(map(len, _INNER_TAG.split(text))) < MIN_CHARS
 
 
-def _words(name: str) -> list[str]:
+def split_name(name: str) -> list[str]:
+    """Return the words of a name in lower case, as of `startTime` and `start_time`."""
     return _WORDS.findall(_CAPITAL.sub("_", name).lower())
 
 
-def _singular(word: str) -> str:
+def singular(word: str) -> str:
     return word[:-1] if word.endswith("s") and len(word) > 3 else word

@@ -9,6 +9,8 @@ from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, o
 from ragboost.requests.formats.frames.containers import Surroundings
 from ragboost.requests.formats.frames.not_documents import is_work
 from ragboost.requests.formats.frames.questions import Question
+from ragboost.requests.formats.frames.sequences import is_in_sequence
+from ragboost.requests.formats.frames.siblings import find_tags
 from ragboost.requests.formats.frames.spans import LineMatch
 from ragboost.requests.formats.groups import TextGroup
 
@@ -79,13 +81,17 @@ def _candidates(
     text: str, code: Sequence[LineMatch], is_tool: bool, question: Question
 ) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
-    tags = elements.find_tags(text)
+    tags = find_tags(text)
     tagged = elements.find(text, tags, HiddenParts(strings))
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = HiddenParts([each for each in explicit if not each.problem])
     around = Surroundings(text, tags, hidden)
-    return [
+    found = [
         *explicit,
         *labels.find(text, hidden, around, is_closed=is_tool, question=question),
         *headers.find(text, hidden, around, is_closed=is_tool),
+    ]
+    return [
+        each._replace(blocks=()) if each.blocks and is_in_sequence(text, each.start) else each
+        for each in found
     ]

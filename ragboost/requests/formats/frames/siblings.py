@@ -4,10 +4,16 @@ A parse is certain only if every mark of the frame has its place in it. A mark t
 as a closing tag that a document quotes, leaves the whole list alone.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ragboost.requests.formats.documents import TooManyDocumentsError
+from ragboost.requests.formats.frames.spans import MAX_DOCUMENTS
+
+_MAX_NAMES = 64  # tags of one text that are looked at
+_TAG = re.compile(r"<(/?)([^\W\d][\w.:-]{0,63})(?:>|(?=\s))")
 _MAX_SEPARATOR = 80
 _MAX_EXAMPLE = 16  # characters of an element in a sentence that shows one
 _BEFORE_NAMED = frozenset(" \t(/")  # stands before a mark that a sentence names
@@ -25,6 +31,10 @@ class Element(NamedTuple):
     end: int
     inner_start: int
     inner_end: int
+
+
+Tags = Mapping[str, Sequence[Mark]]
+"""The tags of each name that is closed somewhere, in the order of the text."""
 
 
 class OddMarkError(Exception):
@@ -101,3 +111,58 @@ def common_separator(gaps: Sequence[str]) -> str:
     while shortest and not all(gap.endswith(shortest) for gap in gaps):
         shortest = shortest[1:]
     return shortest
+
+
+def breaks_count(values: Sequence[str]) -> bool:
+    """Return True for numbers from 0 or 1 on of which most, but not all, are without a gap."""
+    for first in (0, 1):
+        following = first
+        for value in values:
+            following += value == str(following)
+        num = following - first
+        if num < len(values) and num > 1 and 3 * num >= 2 * len(values):
+            return True
+    return False
+
+
+def is_count(values: Sequence[str]) -> bool:
+    """Return True for the numbers from 0 or 1 on without a gap, as texts."""
+    return any(values == [str(first + at) for at in range(len(values))] for first in (0, 1))
+
+
+def find_tags(text: str) -> Tags:
+    """Find the tags of a text; of one with very many names, those of the first."""
+    marks: dict[str, list[Mark]] = {}
+    closed: dict[str, None] = {}
+    num, start = 0, text.find("<")
+    while start >= 0:  # `find` is many times faster than the expression's own search
+        if match := _TAG.match(text, start):
+            end, num = match.end(), num + 1
+            slash, name = match.groups()
+            if not slash:
+                marks.setdefault(name, []).append((start, end, False))
+            elif text[end - 1] == ">":
+                closed[name] = None
+                marks.setdefault(name, []).append((start, end, True))
+            if num > MAX_DOCUMENTS:
+                raise TooManyDocumentsError(num, MAX_DOCUMENTS)
+        start = text.find("<", start + 1)
+    return {name: marks[name] for name in list(closed)[:_MAX_NAMES]}
+
+
+def wrappers(text: str, tags: Tags) -> Iterator[Element]:
+    """Yield the elements that occur once, on lines of their own: they enclose a list."""
+    for marks in tags.values():
+        openers = [m for m in marks if not m[2] and text[m[1] - 1] == ">"]
+        closers = [m for m in marks if m[2]]
+        begin = next((m for m in openers if text[m[0] - 1 : m[0]] in ("", "\n")), None)
+        end = closers[-1]
+        if begin is None or not begin[1] <= end[0] - 1 or text[end[0] - 1] != "\n":
+            continue
+        if openers[-1] == begin and (len(closers) == 1 or closers[-2] < begin):
+            yield Element(begin[0], end[1], begin[1], end[0] - 1)
+
+
+def balance(marks: Sequence[Mark]) -> int:
+    """Return the openers less the closers."""
+    return sum([-1 if is_closer else 1 for _, _, is_closer in marks])

@@ -1,0 +1,158 @@
+"""Lists whose order is their content, and results of a search with the same fields."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from ragboost.requests.formats.frames import scan
+from ragboost.requests.formats.frames.questions import Question
+from tests.requests.formats.frames.texts import DOCUMENTS, elements, prompt
+
+LONG = [f"{text} {text}" for text in DOCUMENTS]
+Fields = Callable[[int], Mapping[str, Any]]  # of the element at a place
+NO_ORDER = (3, 1, 4, 2)
+
+SEQUENCES: dict[str, Fields] = {
+    "chat": lambda i: {"username": "ann", "timestamp": f"2024-05-01T10:0{i}:00Z"},
+    "messages": lambda i: {"sender_name": "Ann", "timestamp_ms": 17_000_000 + i},
+    "speakers": lambda i: {"speakerId": i % 2, "confidence": 0.9},
+    "mails": lambda i: {"subject": "Re: rent", "sent": f"2024-05-0{i + 1}"},
+    "mails, newest first": lambda i: {"date": f"Fri, 0{9 - i} May 2024 10:00:00 +0200"},
+    "months": lambda i: {"created": ("29 Apr 2024", "30 Apr 2024", "1 May 2024", "2 May 2024")[i]},
+    "commits": lambda i: {"sha": f"{i * 7919:x}", "date": f"2024-05-0{i + 1}"},
+    "commits without dates": lambda i: {"commit": f"a{i * 7919:x}", "title": "x"},
+    "recording": lambda i: {"time": ("59:30", "1:00:02", "1:00:30", "1:01:00")[i]},
+    "captions": lambda i: {"start": f"{i * 5}.0", "dur": "5.0"},
+    "offsets": lambda i: {"offset": (4 - i) * 5000, "duration": 5000},
+    "log": lambda i: {"at": f"{i * 5}s"},
+    "equal minutes": lambda i: {"time": f"10:0{max(i, 1)}"},
+    "articles by date": lambda i: {"title": f"t{i}", "date": f"2024-05-0{i + 1}"},
+    "pages": lambda i: {"page": i + 5},
+    "page labels": lambda i: {"page_label": f"{i + 5}", "source": "lease.pdf"},
+    "chapters": lambda i: {"chapter": i + 5, "title": "x"},
+    "slides": lambda i: {"slideNumber": i + 5},
+    "steps": lambda i: {"title": f"Step {i + 5}: the roof"},
+    "headings": lambda i: {"heading": f"第{i + 5}章"},
+    "notebook": lambda i: {"cell_type": "markdown"},
+}
+RESULTS: dict[str, Fields] = {
+    "pages": lambda i: {"page": (5, 9, 6, 30)[i]},
+    "pages with a gap": lambda i: {"page": (5, 6, 8, 9)[i]},
+    "scores": lambda i: {"score": 0.9 - i / 10},
+    "scores and dates": lambda i: {"score": 0.9 - i / 10, "date": f"2024-05-0{i + 1}"},
+    "ranks": lambda i: {"rank": i + 1, "date": f"2024-05-0{i + 1}"},
+    "indices": lambda i: {"index": i + 5},
+    "ids": lambda i: {"id": f"item-{i}"},
+    "dates": lambda i: {"title": f"t{i}", "url": "u", "date": f"2024-05-0{NO_ORDER[i]}"},
+    "authors": lambda i: {"author": "ann"},
+    "articles": lambda i: {"author": "ann", "published_at": f"2024-05-0{NO_ORDER[i]}"},
+    "rows of a database": lambda i: {
+        "created_at": f"2024-05-0{NO_ORDER[i]}",
+        "updated_at": f"2024-06-0{NO_ORDER[i]}",
+    },
+    "chunks": lambda i: {"chunk_index": i, "start_index": i * 800},
+    "pages of the web": lambda i: {"fetched_at": 17_000_000 + i},
+    "code": lambda i: {"path": "a.py", "start": (50, 1, 9, 2)[i], "end": 60, "commit": f"a{i}"},
+    "titles with numbers": lambda i: {"title": f"Lease {i}"},
+}
+
+
+def objects(fields: Fields) -> str:
+    return json.dumps([{**fields(i), "text": text} for i, text in enumerate(LONG)])
+
+
+def lines(fields: Fields) -> str:
+    return "\n".join(json.dumps({**fields(i), "text": text}) for i, text in enumerate(LONG))
+
+
+def attributes(fields: Fields) -> str:
+    written = (" ".join(f'{key}="{value}"' for key, value in fields(i).items()) for i in range(4))
+    return "\n".join(
+        f"<fundus {each}>{text}</fundus>" for each, text in zip(written, LONG, strict=True)
+    )
+
+
+def children(fields: Fields) -> str:
+    written = ("\n".join(f"<{k}>{v}</{k}>" for k, v in fields(i).items()) for i in range(4))
+    return "\n".join(
+        f"<document>\n{each}\n<text>{text}</text>\n</document>"
+        for each, text in zip(written, LONG, strict=True)
+    )
+
+
+def headers(fields: Fields) -> str:
+    written = ("\n".join(f"{k}: {v}" for k, v in fields(i).items()) for i in range(4))
+    units = (f"{each}\nContent: {text}" for each, text in zip(written, LONG, strict=True))
+    return "<context>\n{}\n</context>".format("\n\n".join(units))
+
+
+WRITERS = (objects, lines, attributes, children, headers)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_list_whose_fields_are_in_order_stays(name: str, write: Callable[[Fields], str]) -> None:
+    assert scan(prompt(write(SEQUENCES[name])), question=Question.ANNOUNCED).groups == ()
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_of_a_search_are_found(name: str, write: Callable[[Fields], str]) -> None:
+    assert len(scan(prompt(write(RESULTS[name])), question=Question.ANNOUNCED).groups) == 1
+
+
+def test_the_first_of_two_times_counts() -> None:
+    parts = [{"timestamp": [i * 5.0, i * 5 + 4.5], "text": text} for i, text in enumerate(LONG)]
+    assert scan(prompt(json.dumps(parts))).groups == ()
+
+
+def test_what_a_loader_knows_of_a_text_is_asked_too() -> None:
+    nodes = [{"text": text, "metadata": {"page": i}} for i, text in enumerate(LONG)]
+    assert scan(prompt(json.dumps(nodes))).groups == ()
+    assert scan(prompt(json.dumps(nodes[::2] + nodes[1::2]))).groups
+
+
+def test_two_results_with_titles_may_be_in_order_by_chance() -> None:
+    for fields in ({"title": "t", "date": "2024-05-0{}"}, {"source": "a.pdf", "page": "{}"}):
+        listed = [
+            {**{key: value.format(i) for key, value in fields.items()}, "text": text}
+            for i, text in enumerate(LONG[:2], 3)
+        ]
+        assert scan(prompt(json.dumps(listed))).groups
+        untitled = [{key: each[key] for key in (*list(fields)[1:], "text")} for each in listed]
+        assert scan(prompt(json.dumps(untitled))).groups == ()
+
+
+LISTS = {
+    "labels": "\n\n".join(f"[{number}] {text}" for number, text in enumerate(LONG, 1)),
+    "entries": "\n\n".join(f"Entry {number}: {text}" for number, text in enumerate(LONG, 1)),
+    "JSON": json.dumps(LONG),
+    "elements": elements("entry")(LONG),
+    "headers": "\n\n".join(f"author: ann\nbody: {text}" for text in LONG),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_container_named_by_an_order_holds_no_documents(name: str) -> None:
+    for tag in ("timeline", "diary", "gitlog", "chat_history", 'thread id="4"'):
+        held = f"<{tag}>\n{LISTS[name]}\n</{tag.split()[0]}>"
+        assert scan(prompt(held), question=Question.ANNOUNCED).groups == ()
+    assert scan(prompt(f"<context>\n{LISTS[name]}\n</context>"), question=Question.ANNOUNCED).groups
+    within = f"<conversation>\n<documents>\n{LISTS[name]}\n</documents>\n</conversation>"
+    assert scan(prompt(within), question=Question.ANNOUNCED).groups
+
+
+@pytest.mark.parametrize("name", ["JSON", "elements"])
+def test_a_line_above_may_name_the_order(name: str) -> None:
+    for line in ("Transcript:\n", "History: ", "**Chat log**:\n\n"):
+        if name == "JSON" or line.endswith("\n"):
+            assert scan(prompt(line + LISTS[name])).groups == ()
+    for line in ("Documents of this chat:\n", "Context:\n", "Answer from the chat history.\n\n"):
+        assert scan(prompt(line + LISTS[name])).groups
+
+
+@pytest.mark.parametrize("tag", ["exchange", "msg", "caption"])
+def test_elements_named_as_parts_of_an_order_stay(tag: str) -> None:
+    assert scan(prompt(elements(tag)(LONG))).groups == ()
