@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from ragboost.requests.formats.frames import PLACES, WORK
 from ragboost.requests.formats.frames.not_documents import is_work_instructed
-from ragboost.requests.formats.frames.questions import (
+from ragboost.requests.formats.groups import Group, TextGroup
+from ragboost.requests.formats.questions import (
     Question,
     announces_question,
     names_places,
 )
-from ragboost.requests.formats.groups import Group, TextGroup
 from ragboost.requests.wires.body import Slot
 
 

@@ -27,7 +27,6 @@ from ragboost.requests.formats.documents import (
     order_of,
 )
 from ragboost.requests.formats.frames import Scan, may_hold_list, scan
-from ragboost.requests.formats.frames.questions import Question
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
 from ragboost.requests.formats.instructions import questions, why_it_stays
 from ragboost.requests.formats.notes import may_cite, note
@@ -40,6 +39,7 @@ from ragboost.requests.formats.numbering import (
     numbering_of,
     texts_behind,
 )
+from ragboost.requests.formats.questions import Question
 from ragboost.requests.formats.references import EarlierTexts, stands_alone
 from ragboost.requests.formats.unmarked import UnmarkedDocuments
 from ragboost.requests.wires.body import Path, Slot, at_path, find_slots, is_instruction, put

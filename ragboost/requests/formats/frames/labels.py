@@ -18,10 +18,10 @@ from ragboost.requests.formats.frames.not_documents import (
     is_bibliography,
     is_ordered_name,
 )
-from ragboost.requests.formats.frames.questions import Question, end_alike, end_before_question
 from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator, is_count
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
+from ragboost.requests.formats.questions import Question, end_alike, end_before_question
 
 _BEFORE = re.compile(
     r"[ \t]{0,3}(?:(?:\#{1,6}|[*=~%+-]{3,32})[ \t]{1,8})?(?:\*\*)?[\[【(（<「《{|]{0,3}/?"

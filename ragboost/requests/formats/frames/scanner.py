@@ -8,11 +8,11 @@ from ragboost.requests.formats.frames import custom, elements, fences, headers, 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, outermost
 from ragboost.requests.formats.frames.containers import Surroundings
 from ragboost.requests.formats.frames.not_documents import is_work
-from ragboost.requests.formats.frames.questions import Question
 from ragboost.requests.formats.frames.sequences import is_in_sequence
 from ragboost.requests.formats.frames.siblings import find_tags
 from ragboost.requests.formats.frames.spans import LineMatch
 from ragboost.requests.formats.groups import TextGroup
+from ragboost.requests.formats.questions import Question
 
 WORK = "the text asks for work on each element"
 PLACES = "the text names a document by its place"

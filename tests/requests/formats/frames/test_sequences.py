@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ragboost.requests.formats.frames import scan
-from ragboost.requests.formats.frames.questions import Question
+from ragboost.requests.formats.questions import Question
 from tests.requests.formats.frames.texts import DOCUMENTS, elements, prompt
 
 LONG = [f"{text} {text}" for text in DOCUMENTS]
