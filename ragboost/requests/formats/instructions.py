@@ -1,11 +1,17 @@
 """What the texts around a list say about it: that a question follows it, that its order matters."""
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from ragboost.requests.formats.frames import PLACES, WORK
-from ragboost.requests.formats.frames.not_documents import is_work_instructed
+from ragboost.requests.formats.frames.not_documents import (
+    DOCUMENT_NAMES,
+    is_work_instructed,
+    singular,
+    split_name,
+)
 from ragboost.requests.formats.groups import Group, TextGroup
 from ragboost.requests.formats.questions import (
     Question,
@@ -13,6 +19,9 @@ from ragboost.requests.formats.questions import (
     names_places,
 )
 from ragboost.requests.wires.body import Slot
+
+_OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})>\s*\Z")
+_MAX_OPENER = 80
 
 
 def questions(slots: Sequence[Slot]) -> dict[int | None, Question]:
@@ -59,3 +68,11 @@ def _is_work(slots: Sequence[Slot], of: Slot, group: Group) -> bool:
         return False
     before = itertools.takewhile(lambda slot: slot.path != of.path, slots)
     return any(isinstance(slot.value, str) and is_work_instructed(slot.value) for slot in before)
+
+
+def are_held(before: str, after: str) -> bool:
+    """Return True if what stands around a list is an element whose name says document."""
+    opener = _OPENER.search(before, max(0, len(before) - _MAX_OPENER))
+    if opener is None or not after[:_MAX_OPENER].lstrip().startswith(f"</{opener[1]}>"):
+        return False
+    return not DOCUMENT_NAMES.isdisjoint(map(singular, split_name(opener[1])))

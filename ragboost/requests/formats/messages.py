@@ -28,7 +28,7 @@ from ragboost.requests.formats.documents import (
 )
 from ragboost.requests.formats.frames import Scan, may_hold_list, scan
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
-from ragboost.requests.formats.instructions import questions, why_it_stays
+from ragboost.requests.formats.instructions import are_held, questions, why_it_stays
 from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
     Numbering,
@@ -246,20 +246,22 @@ class Messages:
         groups: dict[Path, list[Group]] = defaultdict(list)
         for place in places:
             groups[place.slot.path].append(place.group)
+        before, after = group.around()
         is_cut = group.frame == EVIDENCE  # from a list whose last document has no certain end
-        starts = {block.start for block in group.blocks}
+        is_held = is_cut and are_held(before, after)  # else lines with `1.` may be steps
         others = [
             slot
             for slot, result in zip(slots, scans, strict=True)
             if any(g.is_numbered and g is not group for g in groups.get(slot.path, ()))
             or (
                 (result.problem or result.numbers)
-                and not (is_cut and slot is leading.slot and starts <= {*result.marks})
+                and not (
+                    is_cut and slot is leading.slot and result.marks and (result.problem or is_held)
+                )
             )
         ]
         behind, has_other = texts_behind(body, slots, groups, leading.slot, group, others=others)
         stays = has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
-        before, after = group.around()
         stays = stays or (leading.slot.is_user and asks_for_number(numbering, before))
         # What follows a list that was open may be one more document, so that it stays as it is.
         stays = stays or (is_cut and numbering.refers(after))
