@@ -1,8 +1,10 @@
 """The commands `serve`, `engine` and `doctor`."""
 
+import gzip
 import json
 import logging
 import sys
+import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -86,10 +88,11 @@ def _read(path: Path, limit: int) -> bytes:
         if path == _STDIN:
             raw = sys.stdin.buffer.read(limit + 1)
         else:
-            with path.open("rb") as file:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
                 raw = file.read(limit + 1)
-    except OSError as error:
-        raise RequestError(f"--try: cannot read {path}: {error.strerror}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RequestError(f"--try: cannot read {path}: {why}") from None
     if len(raw) > limit:
         raise RequestError(
             f"--try: {path} has more than {limit:,} bytes (proxy.max_body_bytes): give one request"

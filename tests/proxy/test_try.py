@@ -1,5 +1,6 @@
 """`ragboost doctor --try` and `--log`, as a user runs them."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -44,6 +45,16 @@ def test_a_request_is_shown_without_a_backend(tmp_path: Path) -> None:
     assert "sent, if a request had brought them in reverse order: 3, 2, 1" in said
     assert "the model is told:" in said
     assert "tokens of the texts:" in said
+
+
+def test_a_request_may_be_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "request.json.gz"
+    path.write_bytes(gzip.compress(body(TAGS)))
+    assert doctor("--try", str(path)).returncode == 0
+    path.write_bytes(gzip.compress(body(TAGS))[:-9])
+    done = doctor("--try", str(path))
+    assert done.returncode == 2
+    assert b"cannot read" in done.stderr
 
 
 def test_the_command_answers_as_the_route_does(proxy: ProxyServer) -> None:
