@@ -45,7 +45,10 @@ def names_places(text: str) -> bool:
     if len(text) > 2 * _MAX_AROUND:
         text = f"{text[:_MAX_AROUND]}\n{text[-_MAX_AROUND:]}"
     text = text.lower()
-    for ordinal in _ORDINALS:  # a search for each is many times faster than one expression
+    # A search for each is many times faster than one expression.
+    if not any(map(text.__contains__, _ORDINALS)):
+        return False
+    for ordinal in _ORDINALS:
         at = text.find(ordinal)
         while at >= 0:
             if _NAMED.match(text, at + len(ordinal)):
