@@ -56,7 +56,7 @@ class TextGroup:
 
     @property
     def is_numbered(self) -> bool:
-        return bool(self.blocks[0].numbers)
+        return all(block.numbers for block in self.blocks)
 
     def number(self, place: int) -> str:
         """Return the number that the client gave to the document at a place."""

@@ -6,12 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ragboost.requests.formats.frames import PLACES, WORK
-from ragboost.requests.formats.frames.not_documents import (
-    DOCUMENT_NAMES,
-    is_work_instructed,
-    singular,
-    split_name,
-)
+from ragboost.requests.formats.frames.not_documents import holds_documents, is_work_instructed
 from ragboost.requests.formats.groups import Group, TextGroup
 from ragboost.requests.formats.questions import (
     Question,
@@ -25,7 +20,7 @@ _MAX_OPENER = 80
 
 
 def questions(slots: Sequence[Slot]) -> dict[int | None, Question]:
-    """Return what is known of the messages that may end with a question: users' of one text, beside
+    """Return what is known of the messages that may end with a question: users' of one text, behind
     no other."""
     users = [
         slot.place
@@ -33,7 +28,7 @@ def questions(slots: Sequence[Slot]) -> dict[int | None, Question]:
         if isinstance(slot.value, str) and not slot.is_tool and slot.is_user
     ]
     num = Counter(users)
-    near = {at + step for at in set(users) if at is not None for step in (-1, 1)}
+    near = {at + 1 for at in users if at is not None}  # later ones change nothing
     askers = [at for at in users if at not in near and num[at] == 1]
     is_announced = bool(askers) and any(
         isinstance(slot.value, str) and announces_question(slot.value)
@@ -75,4 +70,4 @@ def are_held(before: str, after: str) -> bool:
     opener = _OPENER.search(before, max(0, len(before) - _MAX_OPENER))
     if opener is None or not after[:_MAX_OPENER].lstrip().startswith(f"</{opener[1]}>"):
         return False
-    return not DOCUMENT_NAMES.isdisjoint(map(singular, split_name(opener[1])))
+    return holds_documents(opener[1])

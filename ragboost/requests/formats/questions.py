@@ -8,6 +8,7 @@ from ragboost.requests.formats.frames.spans import strip
 
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _MAX_TAIL = 2000
+_MAX_SHORT = 120  # characters of a line that may be an instruction
 _LAST_CHARS = 80  # of a text, which tell how it ends
 _QUESTIONS = (
     "question query user input request task instruction frage pregunta domanda pergunta вопрос "
@@ -20,38 +21,48 @@ _SENTENCE_ENDS = ".!?。！？؟…)）\"'”’»"
 _QUESTION_WORDS = frozenset(_QUESTIONS.split())
 # What instructions say where a question follows.
 _ANNOUNCES = re.compile(
-    r"\b(?:answer|ask|question|quer(?:y|ies)|respond|repl(?:y|ies)|frage|(?:be)?antwort|répon"
-    r"|pregunt|respond|respuest|domand|rispo|pergunt|respost)|вопрос|ответ|[问問]|答|질문|답",
+    r"\b(?:answer|questions?|quer(?:y|ies)|frage|(?:be)?antworte?|réponds|répondez|pregunta|responde"
+    r"|domanda|rispondi|pergunta)\b|вопрос|ответь|[问問]题|問題|質問|回答|질문|답",
     re.IGNORECASE,
 )
 _MAX_LOOKED_AT = 16_384
 _MAX_AROUND = 4096  # characters at each end of a text that may name a place
 _ORDINALS = (
-    *("first", "second", "third", "fourth", "fifth", "last", "final", "1st", "2nd", "3rd", "4th"),
-    *("5th", "6th", "7th", "8th", "9th", "0th", "première", "premier", "deuxième", "troisième"),
-    *("quatrième", "dernière", "dernier", "primer", "segund", "tercer", "últim", "seconda"),
-    *("erste", "zweite", "dritte", "vierte", "letzte", "1th", "2th", "3th", "第", "最后"),
+    *("first", "second", "third", "fourth", "fifth", "last", "1st", "2nd", "3rd", "4th", "5th"),
+    *("6th", "7th", "8th", "9th", "0th", "1th", "2th", "3th", "premier", "première", "deuxième"),
+    *("troisième", "dernier", "dernière", "primer", "segund", "tercer", "últim", "primo", "terzo"),
+    *("ultim", "erste", "zweite", "dritte", "letzte", "第", "最后"),
 )
-# Behind an ordinal: "the second document", "the last two passages", in five languages.
+# Behind an ordinal: "the second document", "the last two passages", in six languages.
 _NAMED = re.compile(
-    r"[a-z]?\s+(?:(?:one|two|three|\d+)\s+)?(?:of the\s+)?(?:do[ck]ument|passage|source|excerpt"
-    r"|chunk|article|snippet|file|text|quelle|pasaje|artículo|fuente)"
-    r"|[一二三四五六七八九十\d]{1,3}[个個篇份条條段]|[一1]?[个個篇份条條段]"
+    r"(?:[a-z]{0,2}\s+(?:(?:one|two|three|\d+)\s+)?(?:of the\s+)?(?:search\s+)?"
+    r"(?:dokument|document[oe]?|doc|passage|source|excerpt|chunk|snippet|result|paper|pdf|one"
+    r"|artikel|quelle|fuente)s?\b(?!\s+of\b)|[一二三四五六七八九十\d]{0,3}[个個份]?(?:文[档檔件]|[资資]料|片段|篇|来源|來源))"
+)
+# An order that the documents are said to have.
+_SORTED = ("newest", "oldest", "latest", "earliest", "most recent", "later ", "newer ")
+_SAID_ORDERED = re.compile(
+    r"\b(?:newest|oldest|latest|earliest|most recent) (?:first|last|to)\b"
+    r"|\b(?:later|newer) (?:documents?|passages?|sources?) (?:override|replace|take|win)"
 )
 
 
 def names_places(text: str) -> bool:
-    """Return True for a text that names a document by its place, as in "the second document"."""
+    """Return True for a text that names a document by its place, as in "the second document", or
+    says by what they are sorted."""
     if len(text) > 2 * _MAX_AROUND:
         text = f"{text[:_MAX_AROUND]}\n{text[-_MAX_AROUND:]}"
     text = text.lower()
+    if any(map(text.__contains__, _SORTED)) and _SAID_ORDERED.search(text):
+        return True
     # A search for each is many times faster than one expression.
     if not any(map(text.__contains__, _ORDINALS)):
         return False
     for ordinal in _ORDINALS:
         at = text.find(ordinal)
         while at >= 0:
-            if _NAMED.match(text, at + len(ordinal)):
+            is_word = not (ordinal.isascii() and text[at - 1 : at].isalpha())
+            if is_word and _NAMED.match(text, at + len(ordinal)):
                 return True
             at = text.find(ordinal, at + 1)
     return False
@@ -66,9 +77,10 @@ class Question(IntEnum):
 
 
 def announces_question(text: str) -> bool:
-    """Return True for instructions that speak of a question: without them one that stands behind
-    the documents may be the end of the last one."""
-    return _ANNOUNCES.search(text, 0, _MAX_LOOKED_AT) is not None
+    """Return True for instructions that speak of a question and ask none themselves: else one that
+    stands behind the documents may be the end of the last one."""
+    text = text[:_MAX_LOOKED_AT]
+    return _ANNOUNCES.search(text) is not None and not any(mark in text for mark in _ENDS)
 
 
 def end_before_question(
@@ -93,7 +105,7 @@ def end_before_question(
         return -1
     tail = text[blanks[0].end() :].strip()
     head = text[:begin]
-    if len(tail) > _MAX_TAIL or is_question(head):
+    if len(tail) > _MAX_TAIL or is_question(head) or any(mark in head for mark in _ENDS):
         return -1
     if question < Question.ANNOUNCED and not announces_question(head):
         return -1
@@ -108,6 +120,18 @@ def end_alike(text: str, bodies: Sequence[tuple[int, int]]) -> bool:
     *num_lines, last = [text.count("\n", *body) for body in bodies]
     *endings, ending = [_ending(text, *body) for body in bodies]
     return last <= max(num_lines) and ending in endings
+
+
+def has_odd_end(text: str, bodies: Sequence[tuple[int, int]]) -> bool:
+    """Return True if the last text alone ends with a short line of its own: that may be a question
+    or an instruction in the container of the list."""
+    *others, last = [_has_short_end(text, *body) for body in bodies]
+    return last and not any(others)
+
+
+def _has_short_end(text: str, start: int, stop: int) -> bool:
+    line_end = text.rfind("\n", start, stop)
+    return line_end >= 0 and stop - line_end <= _MAX_SHORT
 
 
 def _ending(text: str, start: int, stop: int) -> str:
@@ -129,9 +153,9 @@ def _stands_alone(tail: str) -> bool:
     """Return True for a question that nothing precedes or answers: a paragraph of the last document
     may stand right above the question's line, or be a question with its answer."""
     first, *rest = filter(None, map(str.strip, tail.splitlines()))
-    if not rest:
-        return is_question(tail)
-    return len(rest) == 1 and _has_question_label(first) and rest[0].endswith((*_ENDS, *_COLONS))
+    if not _has_question_label(first) or len(rest) > 1:
+        return False
+    return not rest or rest[0].endswith((*_ENDS, *_COLONS))
 
 
 def _has_question_label(line: str) -> bool:

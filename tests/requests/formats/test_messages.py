@@ -333,6 +333,8 @@ def test_a_text_that_was_searched_before_is_judged_by_itself_and_by_its_role() -
     [
         *("What does the second document say?", "Summarise the last passage."),
         *("the first two sources", "Was sagt das zweite Dokument?", "第二个文档说什么"),
+        *("Open the 2nd pdf", "the second one", "la última fuente", "the third search result"),
+        *("They are sorted from newest to oldest.", "Later documents override earlier ones."),
     ],
 )
 def test_documents_stay_where_their_places_are_named(said: str) -> None:
@@ -350,3 +352,23 @@ def test_documents_stay_where_their_places_are_named(said: str) -> None:
     for earlier in ([system, {"role": "user", "content": "Why?"}], [{**system, "role": "user"}]):
         found = find({"model": "m", "messages": [*earlier, answer, asked]})
         assert found is not None, "they have been sent"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("第一个登上月球的人是谁", "劳动法第四十一条规定了什么", "Write the final document."),
+        *("the first source of truth", "What is the last file format?", "a blast document"),
+    ],
+)
+def test_other_things_have_places_too(said: str) -> None:
+    messages = [{"role": "system", "content": xml("A", "B")}, {"role": "user", "content": said}]
+    assert find({"model": "m", "messages": messages}) is not None
+
+
+def test_a_message_that_follows_without_an_answer_changes_nothing() -> None:
+    listed = "\n\n".join(f"Document {n}: {LONG[name]}" for n, name in enumerate("ABD", 1))
+    turns = [{"role": "user", "content": f"Answer.\n\n{listed}\n\nQuestion: why?"}]
+    first = reorder({"model": "m", "messages": turns}, [1, 2, 0])["messages"]
+    more = {"model": "m", "messages": [*turns, {"role": "user", "content": "Still there?"}]}
+    assert reorder(more, [1, 2, 0])["messages"][:1] == first != turns

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
+from ragboost.requests.formats.frames.not_documents import holds_documents
 from ragboost.requests.formats.frames.siblings import Tags, wrappers
 from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 
@@ -88,7 +89,11 @@ class Surroundings:
         """The containers, inner ones first."""
         text = self._text
         found = [*_between(text, self.rules), *_stuffed(text)]
-        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text, self._tags)]
+        found += [
+            Container(s.inner_start, s.inner_end, s.end)
+            for s in wrappers(text, self._tags)
+            if holds_documents(text[s.start + 1 : s.inner_start - 1])  # else the question, too
+        ]
         stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
         inside = [each for each in stripped if each.start < each.end]
         return sorted(inside, key=lambda each: each.end - each.start)

@@ -6,6 +6,7 @@ place.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
@@ -20,12 +21,13 @@ from ragboost.requests.formats.frames.siblings import (
     Element,
     OddMarkError,
     Tags,
-    balance,
     breaks_count,
+    depths_of,
     is_count,
     is_separator,
     pair,
     separators,
+    wrappers,
 )
 from ragboost.requests.formats.frames.spans import behind_closing_tag, strip
 from ragboost.requests.formats.groups import DocumentBlock, hint_name
@@ -56,7 +58,8 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
     Args:
         hidden: stretches in which a tag is part of a string.
     """
-    totals = {name: balance(marks) for name, marks in tags.items()}
+    depths = {name: depths_of(marks) for name, marks in tags.items()}
+    around = cache(lambda: list(wrappers(text, tags)))
     for name, marks in tags.items():
         marks = [mark for mark in marks if mark[0] not in hidden] if hidden else marks
         num = sum([is_closer for _, _, is_closer in marks])
@@ -77,7 +80,7 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
             texts = [text[span.inner_start : span.inner_end] for span in run]
             if not are_documents(name, texts):
                 continue
-            problem = why_uncertain(text, name, run, tags, totals)
+            problem = why_uncertain(text, name, run, tags, depths, around)
             attributes = [_attributes(text, span) for span in run]
             if problem or is_sequence(_fields(text, run, attributes)):
                 yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)

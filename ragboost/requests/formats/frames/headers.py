@@ -15,6 +15,7 @@ from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
+from ragboost.requests.formats.questions import has_odd_end
 
 _KEY = re.compile(r"\n([^\W\d]\w{0,40}):(?=[ \t\r\n])([^\n]*)")
 _SINGLE_KEYS = ("source", "title", "url", "id", "name")  # others could be prose without a `_`
@@ -131,6 +132,7 @@ def _candidate(
         min(block.text_end - block.text_start for block in blocks) < _MIN_CHARS
         or any(header_in_text.match(text, block.text_start) for block in blocks)
         or len({gap.count("\n") for gap in gaps}) > 1
+        or has_odd_end(text, [block[3:5] for block in blocks])
         or around.has_odd_rule([block[:2] for block in blocks])
     ):
         return Candidate(starts[0], where.end, frame, problem="headers that do not stand alike")

@@ -21,7 +21,12 @@ from ragboost.requests.formats.frames.not_documents import (
 from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator, is_count
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
-from ragboost.requests.formats.questions import Question, end_alike, end_before_question
+from ragboost.requests.formats.questions import (
+    Question,
+    end_alike,
+    end_before_question,
+    has_odd_end,
+)
 
 _BEFORE = re.compile(
     r"[ \t]{0,3}(?:(?:\#{1,6}|[*=~%+-]{3,32})[ \t]{1,8})?(?:\*\*)?[\[【(（<「《{|]{0,3}/?"
@@ -281,19 +286,28 @@ def _listed(
     if end < 0 and question and separator.count("\n") > 1:
         end = close = end_before_question(text, starts[0], labels[-1].end, bodies, question)
     if end < 0 or (separator.count("\n") < 2 and close == end):
-        numbers = tuple([label.number for label in labels]) if is_counted else ()
-        marks, problem = tuple(starts), "the last one has no end"
-        return Candidate(marks[0], len(text), frame, marks=marks, numbers=numbers, problem=problem)
+        return _open(starts, labels, frame, len(text), is_counted=is_counted)
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
     stretches = (bodies, [*bodies, (begin, starts[0])])
+    if has_odd_end(text, bodies):
+        return _open(starts, labels, frame, len(text), is_counted=is_counted)
     is_odd = begin < starts[0] and not end_alike(text, bodies)
     if is_odd or (ruled is None and any(map(around.has_odd_rule, stretches))):
         problem = "a mark before it or in its last document only"
         return Candidate(starts[0], max(end, close), frame, problem=problem)
     blocks = _blocks(text, labels, bodies, is_counted=is_counted)
     return Candidate(starts[0], max(end, close), frame, blocks, close)
+
+
+def _open(
+    starts: Sequence[int], labels: Sequence[_Label], frame: str, stop: int, *, is_counted: bool
+) -> Candidate:
+    """Return a list whose last document has no certain end: traffic may tell."""
+    numbers = tuple([label.number for label in labels]) if is_counted else ()
+    problem = "the last one has no end"
+    return Candidate(starts[0], stop, frame, marks=tuple(starts), numbers=numbers, problem=problem)
 
 
 def _ruled(text: str, starts: Sequence[int], around: Surroundings) -> tuple[int, int, str] | None:

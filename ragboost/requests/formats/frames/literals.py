@@ -161,12 +161,11 @@ def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[Docu
     if kinds == {dict} and is_sequence([_fields(each.value) for each in values]):
         return ()
     number = _number(values) if kinds == {dict} else ""
-    return tuple(
-        [
-            _block(text, each, key, of, number)
-            for each, key, of in zip(values, keys, texts, strict=True)
-        ]
-    )
+    of_values = list(zip(values, keys, texts, strict=True))
+    blocks = tuple([_block(text, *each, number) for each in of_values])
+    if number and not all(block.numbers for block in blocks):  # it stands elsewhere in one, too
+        blocks = tuple([_block(text, *each, "") for each in of_values])
+    return blocks
 
 
 def _fields(value: dict[str, Any]) -> dict[str, Any]:

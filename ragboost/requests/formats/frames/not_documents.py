@@ -44,6 +44,24 @@ _ORDERED = (
     "步驟 选项 選項 规则 規則 章 节 第 任务 任務 用户 助手 質問 回答 "
     "手順 例題 ステップ 예시 질문 답변 단계 "
 )
+# Words of elements that hold a list of documents, beside those that say document.
+_HOLDERS = (
+    "information info data background material evidence corpus library kb retrieval retrieved rag "
+    "ref citation kontext wissen contexte contexto contesto "
+)
+_HOLDER_NAMES = frozenset(_HOLDERS.split())
+_HOLDERS_IN_CHINESE = (
+    "文档",
+    "文檔",
+    "知识",
+    "資料",
+    "资料",
+    "参考",
+    "信息",
+    "上下文",
+    "检索",
+    "文献",
+)
 _SINGLE = (
     "document doc passage chunk file file_content article webpage snippet source search_result"
 )
@@ -103,6 +121,14 @@ def is_ordered_name(name: str) -> bool:
     if not words or words[0] == "example" or not _PARTS.isdisjoint(words[:-1]):
         return bool(words)
     return singular(words[-1]) in ORDERED_NAMES
+
+
+def holds_documents(name: str) -> bool:
+    """Return True for the name of an element that holds a list of documents and nothing else."""
+    words = {singular(word) for word in split_name(name)}
+    if words.isdisjoint(DOCUMENT_NAMES) and words.isdisjoint(_HOLDER_NAMES):
+        return any(word in name for word in _HOLDERS_IN_CHINESE)
+    return True
 
 
 def is_record(fields: Collection[str]) -> bool:

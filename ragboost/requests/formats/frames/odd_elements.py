@@ -7,10 +7,10 @@ documents: then what each of them opens, holds or begins with differs from the o
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ragboost.requests.formats.frames.not_documents import is_document_name
-from ragboost.requests.formats.frames.siblings import Element, Tags, balance, wrappers
+from ragboost.requests.formats.frames.siblings import Element, Tags
 
 _CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 _LAST_CLOSER = re.compile(r"</([^\W\d][\w.:-]{0,63})>\s*\Z")
@@ -28,26 +28,32 @@ HOLD_TEXTS = ("content", "document_content", "page_content", "context", "text", 
 
 
 def why_uncertain(
-    text: str, name: str, run: Sequence[Element], tags: Tags, totals: Mapping[str, int]
+    text: str,
+    name: str,
+    run: Sequence[Element],
+    tags: Tags,
+    depths: Mapping[str, Sequence[int]],
+    around: Callable[[], Sequence[Element]],
 ) -> str:
     """Return why elements may be other than documents; empty if nothing says so.
 
     Args:
-        totals: the balance of each tag in the text.
+        depths: openers less closers before each tag, and at the end, by name.
+        around: returns the elements that enclose others.
     """
     if not all(text[span.inner_start : span.inner_end].strip() for span in run):
         return "an element without text"
     if _is_torn(text, run, tags):
         return f"<{name}>: inside an element that begins nowhere"
-    if other := _crossing(name, run, tags, totals):
+    if other := _crossing(name, run, tags, depths):
         return f"<{name}>: across <{other}>"
     if _is_odd(text, run):
         return f"<{name}>: the first or the last is written otherwise"
-    if inner := _halved(text, name, run, tags):
+    if inner := _halved(text, name, run, tags, depths):
         return f"<{name}>: some begin or end a <{inner}> that others hold"
     if _is_headed(text, run):
         return f"<{name}>: some begin with an element that others lack"
-    if not is_document_name(name) and _is_part(text, run, tags):
+    if not is_document_name(name) and _is_part(text, run, around()):
         return f"<{name}>: beside other texts in one element"
     return ""
 
@@ -59,19 +65,28 @@ def _is_torn(text: str, run: Sequence[Element], tags: Tags) -> bool:
     return bool(marks) and (marks[0][2] or marks[0][0] > run[0].start)
 
 
-def _crossing(name: str, run: Sequence[Element], tags: Tags, totals: Mapping[str, int]) -> str:
+def _crossing(
+    name: str, run: Sequence[Element], tags: Tags, depths: Mapping[str, Sequence[int]]
+) -> str:
     """Return another tag that is opened among the elements and closed outside, or the reverse: the
     first or the last element may begin in an example and end in a document; empty if there is none.
     """
     for other, marks in tags.items():
         begin, end = (bisect_left(marks, (at,)) for at in (run[0].start, run[-1].end))
-        inside = balance(marks[begin:end]) if other != name and begin < end else 0
-        if inside * (totals[other] - inside) < 0:
+        depth = depths[other]
+        inside = depth[end] - depth[begin] if other != name else 0
+        if inside * (depth[-1] - inside) < 0:
             return other
     return ""
 
 
-def _halved(text: str, name: str, run: Sequence[Element], tags: Tags) -> str:
+def _halved(
+    text: str,
+    name: str,
+    run: Sequence[Element],
+    tags: Tags,
+    depths: Mapping[str, Sequence[int]],
+) -> str:
     """Return an inner tag of the frame that is open at the end of an element, or was open before
     it, as in a document that holds the end of one and the beginning of another; empty if there is
     none. The frame's are those with which half of the elements end, and those that hold texts."""
@@ -85,11 +100,11 @@ def _halved(text: str, name: str, run: Sequence[Element], tags: Tags) -> str:
         )
     )
     inner = {tag for tag, num in ends.items() if num > 1 and 2 * num >= len(run)}
-    for tag in {*inner, *HOLD_TEXTS} & tags.keys() - {name}:
-        marks = tags[tag]
+    for tag in ({*inner, *HOLD_TEXTS} - _HTML) & tags.keys() - {name}:
+        marks, depth = tags[tag], depths[tag]
         for span in run:
             begin, end = (bisect_left(marks, (at,)) for at in (span.inner_start, span.inner_end))
-            if balance(marks[begin:end]):
+            if depth[begin] != depth[end]:
                 return tag
     return ""
 
@@ -104,13 +119,13 @@ def _is_headed(text: str, run: Sequence[Element]) -> bool:
     )
 
 
-def _is_part(text: str, run: Sequence[Element], tags: Tags) -> bool:
+def _is_part(text: str, run: Sequence[Element], around: Sequence[Element]) -> bool:
     """Return True if the elements share a wrapper with other text: both may be documents."""
     start, end = run[0].start, run[-1].end
-    around = [w for w in wrappers(text, tags) if w.inner_start <= start and end <= w.inner_end]
-    if not around:
+    outer = [each for each in around if each.inner_start <= start and end <= each.inner_end]
+    if not outer:
         return False
-    inner = max(around)
+    inner = max(outer)
     beside = text[inner.inner_start : start] + text[end : inner.inner_end]
     return any(map(str.isalnum, beside))
 

@@ -8,13 +8,14 @@ from ragboost.requests.formats.frames import custom, elements, fences, headers, 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, outermost
 from ragboost.requests.formats.frames.containers import Surroundings
 from ragboost.requests.formats.frames.not_documents import is_work
-from ragboost.requests.formats.frames.sequences import is_in_sequence
+from ragboost.requests.formats.frames.sequences import are_timed, is_in_sequence
 from ragboost.requests.formats.frames.siblings import find_tags
 from ragboost.requests.formats.frames.spans import LineMatch
 from ragboost.requests.formats.groups import TextGroup
 from ragboost.requests.formats.questions import Question
 
 WORK = "the text asks for work on each element"
+_BEGINNING = 40  # characters of a document that tell if a time stands there
 PLACES = "the text names a document by its place"
 
 
@@ -92,6 +93,12 @@ def _candidates(
         *headers.find(text, hidden, around, is_closed=is_tool),
     ]
     return [
-        each._replace(blocks=()) if each.blocks and is_in_sequence(text, each.start) else each
+        each._replace(blocks=()) if each.blocks and _is_sequence(text, each) else each
         for each in found
     ]
+
+
+def _is_sequence(text: str, found: Candidate) -> bool:
+    return is_in_sequence(text, found.start) or are_timed(
+        [text[block.text_start : block.text_start + _BEGINNING] for block in found.blocks]
+    )

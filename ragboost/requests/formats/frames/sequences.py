@@ -62,9 +62,11 @@ _SEQUENCES = _set(
     "对话 对话历史 聊天记录 历史 日志 会話 履歴"
 )
 _HOLDER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?:\s[^<>]*)?>(?=[ \t]*\r?\n|[ \t]*\Z)")
-_HEADLINE = re.compile(
-    r"(?:\A|\n)[ \t*_]*((?:[^\W\d_]{1,20}[ _-]){0,2}[^\W\d_]{1,20})[*_]*[:：][*_\s]*\Z"
-)
+_HEADLINE = re.compile(r"(?:\A|\n)([^\n]*[^\s])\s*\Z")
+_HEADING = re.compile(r"#|\*\*|.*[:：)）*]\Z")
+_SEQUENCE_ENDS = ("verlauf", "protokoll", "记录", "記錄", "对话", "日志", "记录如下", "对话如下")
+# At the beginning of a text: `[00:01:12]`, `2024-01-01 12:01:00`.
+_TIME = re.compile(r"[\[(]?((?:\d{4}-\d\d-\d\d[T ])?\d{1,2}:\d\d(?::\d\d)?)")
 _MAX_HOLDER = 1024
 _MAX_HEADLINE = 128
 
@@ -94,10 +96,10 @@ def is_sequence(fields: Sequence[Mapping[str, object]]) -> bool:
 
 def _is_message(words: Mapping[str, frozenset[str]], *, is_titled: bool) -> bool:
     """Return True for fields that say who said something, who and when, or from when to when."""
-    if any(not each.isdisjoint(_SPEAKERS) for each in words.values()):
-        return True
     if is_titled:
         return False
+    if any(not each.isdisjoint(_SPEAKERS) for each in words.values()):
+        return True
     has_who = any(not each.isdisjoint(_WHO) and _ID not in each for each in words.values())
     has_time = any(
         not each.isdisjoint(_SAID) and each.isdisjoint(_PUBLISHED | _NO_TIMES)
@@ -152,7 +154,7 @@ def _is_in_order(
     is_counted = not words.isdisjoint(ORDERED_NAMES) and words.isdisjoint(_NO_COUNTS)
     if not (is_time or is_counted):
         return False
-    is_counted = is_counted and str(fields[0][name]).lstrip("p.# ")[:1].isdigit()
+    is_counted = is_counted and str(fields[0][name]).lstrip("p.# ").isdigit()
     rises = falls = is_time
     values: list[tuple[float, ...]] = []
     for each in fields:
@@ -195,8 +197,26 @@ def is_in_sequence(text: str, start: int) -> bool:
     at = text.rfind("<", max(0, start - _MAX_HOLDER), start)
     line = text[max(0, at - _MAX_HOLDER) : max(0, at)].rpartition("\n")[2]
     match = _HOLDER.match(text, at, start) if at >= 0 and not line.strip() else None
-    match = match or _HEADLINE.search(text, max(0, start - _MAX_HEADLINE), start)
-    words = split_name(match[1]) if match is not None else []
+    if match is not None:
+        return _names_sequence(match[1])
+    match = _HEADLINE.search(text, max(0, start - _MAX_HEADLINE), start)
+    return match is not None and bool(_HEADING.match(match[1])) and _names_sequence(match[1])
+
+
+def _names_sequence(name: str) -> bool:
+    words = split_name(name)
     if not DOCUMENT_NAMES.isdisjoint(map(singular, words)):
         return False
-    return not _SEQUENCES.isdisjoint((*words[:1], *words[-1:]))
+    return any(word in _SEQUENCES or word.endswith(_SEQUENCE_ENDS) for word in words)
+
+
+def are_timed(texts: Sequence[str]) -> bool:
+    """Return True for texts that all begin with a time, later and later or earlier and earlier."""
+    times: list[tuple[float, ...]] = []
+    for text in texts:
+        match = _TIME.match(text)
+        if match is None:
+            return False
+        times.append(_numbers(match[1]))
+    pairs = list(pairwise(times))
+    return all(a <= b for a, b in pairs) or all(a >= b for a, b in pairs)

@@ -6,7 +6,7 @@ as a closing tag that a document quotes, leaves the whole list alone.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ragboost.requests.formats.documents import TooManyDocumentsError
@@ -163,6 +163,6 @@ def wrappers(text: str, tags: Tags) -> Iterator[Element]:
             yield Element(begin[0], end[1], begin[1], end[0] - 1)
 
 
-def balance(marks: Sequence[Mark]) -> int:
-    """Return the openers less the closers."""
-    return sum([-1 if is_closer else 1 for _, _, is_closer in marks])
+def depths_of(marks: Sequence[Mark]) -> list[int]:
+    """Return the openers less the closers before each mark, and at the end."""
+    return [*accumulate([-1 if is_closer else 1 for _, _, is_closer in marks], initial=0)]

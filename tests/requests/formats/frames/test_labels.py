@@ -282,7 +282,7 @@ def test_numbers_with_gaps_or_repetitions_are_no_list(numbers: tuple[int, ...]) 
 
 
 def test_labels_that_are_ids_stay_with_their_documents() -> None:
-    text = f"Answer.\n\n[Doc_17] {LEASE}\n\n[Doc_3] {RENT}\n\nWhich?"
+    text = f"Answer.\n\n[Doc_17] {LEASE}\n\n[Doc_3] {RENT}\n\nQuestion: which?"
     moved = text_of(reorder(user(text), [1, 0]))
     assert moved.startswith(f"Answer.\n\n[Doc_3] {RENT}\n\n[Doc_17] {LEASE}\n\n")
     assert "[Doc_17] >> [Doc_3]" in moved

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,15 @@ def test_a_named_list_in_a_tools_result_stands_alone() -> None:
     assert len(scan(listed, is_tool=True).groups) == 1
     for text in (f"Source: a.md\n{listed}", f"{listed}\n\nSource: b.md"):
         assert scan(text, is_tool=True).groups == ()
+
+
+@pytest.mark.parametrize("inner", [{"metadata": {"id": "x9"}}, {"tags": ["id"]}, {"title": "id"}])
+@pytest.mark.parametrize("at", [0, 1])
+def test_numbers_that_one_object_has_twice_are_no_places(inner: dict[str, Any], at: int) -> None:
+    rows: list[dict[str, Any]] = [{"id": n, "text": t} for n, t in enumerate((LEASE, RENT, PETS))]
+    rows[at] |= inner
+    text = prompt(json.dumps(rows))
+    [group] = scan(text).groups
+    assert not group.is_numbered
+    moved = json.loads(text_of(reorder(user(text), [2, 0, 1], PLAIN)).split("\n\n")[1])
+    assert moved == [rows[2], rows[0], rows[1]]

@@ -219,16 +219,21 @@ def test_the_end_of_an_element_and_another_ones_beginning_in_a_document(name: st
     assert (result.groups, bool(result.problem)) == ((), True)
 
 
-@pytest.mark.parametrize("instruction", ["Summarise what follows.", "", "Facts:"])
-@pytest.mark.parametrize("end", ["Ready to get started?", "Question: How do I cancel?"])
-def test_a_question_ends_a_list_only_where_instructions_speak_of_one(
-    instruction: str, end: str
-) -> None:
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        *("Summarise what follows.", "", "Facts:", "Answer me: what is it?", "Reply in English."),
+        "Say what answers these pages give.",
+    ],
+)
+def test_a_question_ends_a_list_only_where_instructions_speak_of_one(instruction: str) -> None:
     listed = numbered("Document {}:")([RENT, PETS, LEASE])
-    text = f"{instruction}\n\n{listed}\n\n{end}"
+    text = f"{instruction}\n\n{listed}\n\nQuestion: How do I cancel?"
     assert scan(text, question=Question.POSSIBLE).groups == ()
-    assert scan(f"Answer me.{text}", question=Question.POSSIBLE).groups
-    assert scan(text, question=Question.ANNOUNCED).groups
+    assert bool(scan(text, question=Question.ANNOUNCED).groups) == ("?" not in instruction)
+    asked = text.replace(instruction, "Answer the question.", 1)
+    assert scan(asked, question=Question.POSSIBLE).groups or not instruction
+    assert scan(text.replace("Question: ", ""), question=Question.ANNOUNCED).groups == ()
 
 
 def test_a_question_with_its_answer_and_more_is_a_part_of_the_last_document() -> None:
@@ -243,3 +248,35 @@ def test_elements_beside_other_texts_in_one_element_are_parts_of_documents(at: s
     lines = {"before": [LEASE, *files], "behind": [*files, LEASE]}.get(at, [LEASE, *files, NOISE])
     assert scan(prompt("<context>\n{}\n</context>".format("\n".join(files)))).groups
     assert scan(prompt("<context>\n{}\n</context>".format("\n".join(lines)))).groups == ()
+
+
+LABELLED = numbered("Document {}:")([RENT, PETS])
+HEADED = "\n\n".join(f"Source: {text[:4]}.pdf\nContent: {text}" for text in (RENT, PETS))
+
+
+@pytest.mark.parametrize("listed", [LABELLED, LABELLED.replace("\n\n", "\n"), HEADED])
+@pytest.mark.parametrize("last", ["Question: Who signed?", "Use only the context above."])
+def test_a_line_behind_the_documents_in_their_container_is_no_part_of_the_last_one(
+    listed: str, last: str
+) -> None:
+    gap = "\n\n" if "\n\n" in listed else "\n"
+    for opener, closer in (("<context>", "</context>"), ("=" * 12, "=" * 12)):
+        assert scan(f"{opener}\n{listed}\n{closer}").groups
+        assert scan(f"{opener}\n{listed}{gap}{last}\n{closer}").groups == ()
+
+
+@pytest.mark.parametrize("name", ["task", "input", "query", "prompt", "system", "instructions"])
+def test_what_is_not_said_to_hold_documents_may_hold_the_question(name: str) -> None:
+    for listed in (LABELLED, HEADED):
+        assert scan(f"<{name}>\n{listed}\n</{name}>").groups == ()
+        for held in ("context", "knowledge_base", "search-results", "kontext", "参考资料"):
+            assert scan(f"<{held}>\n{listed}\n</{held}>").groups
+
+
+def test_pages_cut_into_documents_are_found_wherever_their_tags_end() -> None:
+    pages = [
+        f"<html><body><div><p>{RENT}</p>",
+        f"<p>{PETS}</p></div><div>",
+        f"{LEASE}</div></body>",
+    ]
+    assert len(scan(prompt(elements("document")(pages * 2))).groups) == 1

@@ -156,3 +156,30 @@ def test_a_line_above_may_name_the_order(name: str) -> None:
 @pytest.mark.parametrize("tag", ["exchange", "msg", "caption"])
 def test_elements_named_as_parts_of_an_order_stay(tag: str) -> None:
     assert scan(prompt(elements(tag)(LONG))).groups == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("Here is the transcript of our call:", "## Transcript", "**Log**", "Log (2024-01-02):"),
+        *("Server logs, oldest first:", "Minutes of the meeting:", "Gesprächsverlauf:"),
+        *("会议记录\uff1a", "聊天记录如下\uff1a", "Transcription :"),
+    ],
+)
+def test_a_heading_may_name_the_order(line: str) -> None:
+    for listed in (elements("chunk")(LONG), json.dumps(LONG)):
+        assert scan(f"{line}\n{listed}\n\nWhy?").groups == ()
+        assert scan(f"Documents from the log:\n{listed}\n\nWhy?").groups
+        assert scan(f"You answer from a transcript.\n\n{listed}\n\nWhy?").groups
+
+
+@pytest.mark.parametrize("time", ["[00:0{}:12] ", "2024-01-01 12:0{}:00 ERROR "])
+def test_texts_that_begin_with_rising_times_are_a_recording(time: str) -> None:
+    def timed(*order: int) -> str:
+        return elements("chunk")(
+            [time.format(n) + text for n, text in zip(order, LONG, strict=True)]
+        )
+
+    assert scan(prompt(timed(1, 2, 4, 5))).groups == ()
+    assert scan(prompt(timed(5, 4, 2, 1))).groups == ()
+    assert scan(prompt(timed(4, 1, 5, 2))).groups
