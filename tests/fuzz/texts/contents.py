@@ -180,7 +180,7 @@ class Contents:
         return write_file(
             self._rng,
             [self.sentence() for _ in range(self._rng.randint(3, 6))],
-            is_inner=self._has_lists,
+            kinds=range(8) if self._has_lists else range(2, 6),
         )
 
     def _divided(self) -> str:
@@ -248,16 +248,17 @@ def _joined(pieces: Sequence[str]) -> str:
     return text
 
 
-def write_file(rng: random.Random, texts: Sequence[str], *, is_inner: bool = False) -> str:
+def write_file(rng: random.Random, texts: Sequence[str], *, kinds: Sequence[int] = range(6)) -> str:
     """Return a file with equal or similar records in it.
 
     Args:
         rng: the only source of chance.
         texts: of its records.
-        is_inner: it may also be what a list of documents looks like.
+        kinds: of files; the first two are XML, of which several are elements of one list if no mark
+            is between them, and the last two are what a list of documents looks like.
     """
     records = [*texts, texts[0]] if rng.random() < 0.5 else list(texts)
-    kind = rng.randrange(8 if is_inner else 6)
+    kind = rng.choice(kinds)
     if kind == 0:
         docs = "".join(f"  <doc><field>{text}</field></doc>\n" for text in records)
         return f"<add>\n{docs}</add>"
