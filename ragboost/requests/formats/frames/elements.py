@@ -127,7 +127,9 @@ def _runs(text: str, spans: list[Element]) -> list[list[Element]]:
 
 
 def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
-    before = _OPENER.search(text, max(0, run[0].start - _MAX_TAG), run[0].start)
+    start = run[0].start
+    at = max(0, text.rfind("<", max(0, start - _MAX_TAG), start))
+    before = _OPENER.match(text, at, start)
     behind = _CLOSER.match(text, run[-1].end)
     return before is not None and behind is not None and before[1] == behind[1]
 

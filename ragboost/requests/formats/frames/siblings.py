@@ -84,7 +84,7 @@ def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
     start, end, _ = marks[at]
     if text[start - 1 : start] in ("", "\n", ">"):
         return True
-    line = text[max(0, text.rfind("\n", 0, start) + 1, start - 100) : start]
+    line = text[max(0, start - 100) : start].rpartition("\n")[2]
     if not (line := line.rstrip()) or line.endswith(">"):
         return True
     close, _, is_closer = marks[at + 1] if at + 1 < len(marks) else (0, 0, False)
