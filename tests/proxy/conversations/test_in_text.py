@@ -87,7 +87,7 @@ def test_a_resent_message_keeps_or_lacks_the_order_hint_as_it_was_sent(
     reuse: dict[str, Any] = {"ragboost": {"reuse": {"ratio": 0.25}}}
     with (
         FakeEngine(chunk_reuse={"is_possible": True}) as engine,
-        ProxyServer(proxy_settings(engine.url)) as proxy,
+        ProxyServer(proxy_settings(engine.url, ordering={"keep_last": 0})) as proxy,
         httpx.Client(base_url=proxy.url) as client,
     ):
         eventually(lambda: proxy.app.state.engines.is_supported)
