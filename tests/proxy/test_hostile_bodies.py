@@ -133,8 +133,9 @@ def test_more_documents_than_allowed_are_a_400_that_names_the_setting(
 
 def _in_text(texts: list[str]) -> list[str]:
     tags = "\n".join(f"<document>{text}</document>" for text in texts)
-    numbered = "\n\n".join(f"[Doc_{at}] {text}" for at, text in enumerate(texts))
-    return [f"<documents>\n{tags}\n</documents>\n\nwhy?", f"Answer.\n\n{numbered}\n\nQuestion: why?"]
+    listed = "\n\n".join(f"[Doc_{at}] {text}" for at, text in enumerate(texts))
+    numbered = f"Answer.\n\n{listed}\n\nQuestion: why?"
+    return [f"<documents>\n{tags}\n</documents>\n\nwhy?", numbered]
 
 
 def test_more_documents_than_allowed_in_other_shapes_are_forwarded_unchanged(
