@@ -1,4 +1,4 @@
-"""What the texts around a list say about it: that a question follows it, that its order matters."""
+"""Read the texts around a list: a question may follow it, or its order may matter."""
 
 import itertools
 import re

@@ -69,7 +69,7 @@ def names_places(text: str) -> bool:
 
 
 class Question(IntEnum):
-    """What is known of a question behind the documents of a text."""
+    """Tells how certain a question behind the documents of a text is."""
 
     NONE = 0
     POSSIBLE = 1  # if the text's own instructions speak of one

@@ -18,6 +18,7 @@ from ragboost.requests.formats.frames.not_documents import (
 from ragboost.requests.formats.frames.odd_elements import HOLD_TEXTS, why_uncertain
 from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import (
+    CLOSER,
     Element,
     OddMarkError,
     Tags,
@@ -43,7 +44,6 @@ _CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})
 _CHILD = re.compile(r"\s*<(\w{1,32})>([^<\n]{0,300})</\1>")
 _MAX_FIELDS = 64
 _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
-_CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 
 
 class _Attribute(NamedTuple):
@@ -130,7 +130,7 @@ def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
     start = run[0].start
     at = max(0, text.rfind("<", max(0, start - _MAX_TAG), start))
     before = _OPENER.match(text, at, start)
-    behind = _CLOSER.match(text, run[-1].end)
+    behind = CLOSER.match(text, run[-1].end)
     return before is not None and behind is not None and before[1] == behind[1]
 
 

@@ -290,9 +290,9 @@ def _listed(
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
-    stretches = (bodies, [*bodies, (begin, starts[0])])
     if has_odd_end(text, bodies):
         return _open(starts, labels, frame, len(text), is_counted=is_counted)
+    stretches = (bodies, [*bodies, (begin, starts[0])])
     is_odd = begin < starts[0] and not end_alike(text, bodies)
     if is_odd or (ruled is None and any(map(around.has_odd_rule, stretches))):
         problem = "a mark before it or in its last document only"

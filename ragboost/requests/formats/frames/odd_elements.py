@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ragboost.requests.formats.frames.not_documents import is_document_name
-from ragboost.requests.formats.frames.siblings import Element, Tags
+from ragboost.requests.formats.frames.siblings import CLOSER, Element, Tags
 
-_CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 _LAST_CLOSER = re.compile(r"</([^\W\d][\w.:-]{0,63})>\s*\Z")
 _MAX_CLOSER = 80
 _FIRST_TAG = re.compile(r"\s*<([^\W\d][\w.:-]{0,63})[\s>]")
@@ -60,7 +59,7 @@ def why_uncertain(
 
 def _is_torn(text: str, run: Sequence[Element], tags: Tags) -> bool:
     """Return True for the end of a file whose beginning is missing, as a document may be."""
-    behind = _CLOSER.match(text, run[-1].end)
+    behind = CLOSER.match(text, run[-1].end)
     marks = tags.get(behind[1], ()) if behind is not None else ()
     return bool(marks) and (marks[0][2] or marks[0][0] > run[0].start)
 

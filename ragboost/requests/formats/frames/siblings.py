@@ -14,6 +14,7 @@ from ragboost.requests.formats.frames.spans import MAX_DOCUMENTS
 
 _MAX_NAMES = 64  # tags of one text that are looked at
 _TAG = re.compile(r"<(/?)([^\W\d][\w.:-]{0,63})(?:>|(?=\s))")
+CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 _MAX_SEPARATOR = 80
 _MAX_EXAMPLE = 16  # characters of an element in a sentence that shows one
 _BEFORE_NAMED = frozenset(" \t(/")  # stands before a mark that a sentence names
