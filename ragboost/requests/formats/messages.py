@@ -28,7 +28,8 @@ from ragboost.requests.formats.documents import (
 )
 from ragboost.requests.formats.frames import Scan, may_hold_list, scan
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
-from ragboost.requests.formats.instructions import are_held, questions, why_it_stays
+from ragboost.requests.formats.instructions.around import are_held, questions, why_it_stays
+from ragboost.requests.formats.instructions.questions import Question
 from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
     Numbering,
@@ -39,7 +40,6 @@ from ragboost.requests.formats.numbering import (
     numbering_of,
     texts_behind,
 )
-from ragboost.requests.formats.questions import Question
 from ragboost.requests.formats.references import EarlierTexts, stands_alone
 from ragboost.requests.formats.unmarked import UnmarkedDocuments
 from ragboost.requests.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
@@ -90,6 +90,7 @@ class Messages:
         # What texts without documents hold, by hash: those of a history that is resent are searched
         # once. Hashes of their ends stand in front, so that other texts are not hashed as a whole.
         self._plain: Generations[int, Scan] = Generations()
+        self._asked: Generations[int, str] = Generations()
 
     def extract(
         self, body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
@@ -111,7 +112,7 @@ class Messages:
             place = _Place(*found)
             leading = place if self._may_move(slots, place) else None
             places = sorted([*places, place], key=_reading_order)
-        stays = why_it_stays(slots, *leading) if leading is not None else ""
+        stays = why_it_stays(slots, *leading, known=self._asked) if leading is not None else ""
         kept, leading = (leading, None) if stays else (None, leading)
         references, num_repeated = self._references(leading, places)
         num_later = sum(len(p.group.blocks) for p in places if p is not leading)

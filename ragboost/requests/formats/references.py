@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from ragboost.requests.formats.groups import DocumentBlock, Edit, Group, TextGroup
-from ragboost.requests.formats.questions import is_question
+from ragboost.requests.formats.instructions.questions import is_question
 
 _INTRO_CHARS = 200
 _QUESTION_CHARS = 400

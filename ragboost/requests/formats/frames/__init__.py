@@ -3,6 +3,6 @@
 Each file finds one kind of mark; the outermost list is the frame, and what it contains is content.
 """
 
-from ragboost.requests.formats.frames.scanner import PLACES, WORK, Scan, may_hold_list, scan
+from ragboost.requests.formats.frames.scanner import Scan, may_hold_list, scan
 
-__all__ = ["PLACES", "WORK", "Scan", "may_hold_list", "scan"]
+__all__ = ["Scan", "may_hold_list", "scan"]

@@ -18,6 +18,9 @@ from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 _RULE = re.compile(r"\n(([-=*_])\2{2,})([ \t]*\r?(?=\n|\Z))?")
 _FRAMES = ("-----", "=====")  # rules that may enclose a list
 _MAX_RULES = 1000
+# Right above a rule: it begins another list.
+_TITLED = re.compile(r"\n[ \t\r]*\n[^\n]*[:：][ \t\r]*\n?\Z")
+_MAX_TITLE = 128
 # LangChain's prompts announce their documents with these words.
 _STUFF = "pieces of context to answer"
 _STUFF_END = "\n\nQuestion:"
@@ -109,7 +112,9 @@ def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
         if len(same) != 2:
             continue
         first, second = same
-        if not 0 <= stuff < first.start:  # LangChain's documents stand below one rule
+        is_opener = _TITLED.search(text, max(0, second.start - _MAX_TITLE), second.start)
+        # LangChain's documents stand below one rule.
+        if not is_opener and not 0 <= stuff < first.start:
             yield Container(first.end, second.start, second.end)
 
 

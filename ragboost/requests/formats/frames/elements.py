@@ -37,7 +37,7 @@ _MAX_TAG = 1024
 _MAX_NAME = 200
 _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
-_NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no", "nr", "rank", "position")
+_NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no", "nr")
 _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
 # Short elements, and the one that holds the text.
 _CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})>")

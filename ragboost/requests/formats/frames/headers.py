@@ -15,7 +15,7 @@ from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
-from ragboost.requests.formats.questions import has_odd_end
+from ragboost.requests.formats.instructions.questions import has_odd_end
 
 _KEY = re.compile(r"\n([^\W\d]\w{0,40}):(?=[ \t\r\n])([^\n]*)")
 _SINGLE_KEYS = ("source", "title", "url", "id", "name")  # others could be prose without a `_`

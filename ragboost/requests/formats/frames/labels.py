@@ -16,12 +16,12 @@ from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.not_documents import (
     MIN_CHARS,
     is_bibliography,
-    is_ordered_name,
+    is_ordered_label,
 )
 from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator, is_count
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
-from ragboost.requests.formats.questions import (
+from ragboost.requests.formats.instructions.questions import (
     Question,
     end_alike,
     end_before_question,
@@ -88,7 +88,7 @@ def find(
         if (closers := _closing(text, labels, families.values())) is not None
     }
     for (before, after), labels in families.items():
-        if is_ordered_name(before) or any(labels is closers for closers in pairs.values()):
+        if is_ordered_label(before) or any(labels is closers for closers in pairs.values()):
             continue
         frame, names = f"{before.strip()}n{after}", [label.name for label in labels]
         is_counted = is_count(names)
@@ -184,7 +184,7 @@ def _crossed(
     for (before, after), labels in families.items():
         names = {label.name for label in labels}
         first = int(labels[0].name) if labels[0].name in ("0", "1") else -1
-        if first < 0 or is_ordered_name(before):
+        if first < 0 or is_ordered_label(before):
             continue
         number = next(n for n in range(first, first + len(names) + 1) if str(n) not in names)
         at = text.find(f"\n{before}{number}{after}", labels[0].end) + 1
@@ -201,7 +201,7 @@ def _later(
     found: dict[tuple[str, str], re.Match[str]] = {}
     for match in chain.from_iterable([_LATER.finditer(text, *g) for g in hidden.gaps(len(text))]):
         kind = before, _ = _before(text, match.start()), match[2] or ""
-        if before and kind not in families and not is_ordered_name(before):
+        if before and kind not in families and not is_ordered_label(before):
             found.setdefault(kind, match)
     return found if len(found) <= _MAX_KINDS else {}
 

@@ -21,7 +21,7 @@ from ragboost.requests.formats.groups import DocumentBlock, hint_name, text_of
 
 _LISTS = ("results", "documents", "passages", "chunks", "hits", "matches", "sources", "context")
 _NAMES = ("title", "source", "sourceName", "name", "url", "path", "id")
-_NUMBERS = ("index", "id", "rank", "position", "number", "n")
+_NUMBERS = ("index", "id", "number", "n")
 _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
 _MAX_ATTEMPTS = 8  # literals of one text that may turn out to be none

@@ -36,7 +36,11 @@ _ORDERED = (
     "act alternative candidate canto cell clip completion draft epoch frame night page proof "
     "quarter revision segment shift solution sprint stanza story todo track try variant "
     "claim email mail post reply skill testcase unit caption cue exchange msg strophe subtitle "
-    "seite página pagina "
+    "ayah blockquote change checkpoint diary diary_entry journal letter lg measure panel para "
+    "age difficulty floor grade position quantity rating room score season seat severity size star "
+    "tier vote weight psalm rank snapshot sms state stderr stdout surah tweet voicemail "
+    "seite página pagina absatz artikel jahr monat nachricht platz rang strophe szene tag "
+    "vers woche zeile acte jour ligne mois scène semaine vers verso "
     "beispiel frage antwort schritt aufgabe regel kapitel abschnitt teil exemple réponse étape "
     "règle chapitre partie ejemplo pregunta respuesta paso opción regla capítulo parte domanda "
     "risposta esempio passo opzione capitolo exemplo pergunta resposta etapa opção regra пример "
@@ -99,12 +103,12 @@ _WORK = re.compile(
     r"|\bin (?:this|that|the same|the given|the following) order\b",
     re.IGNORECASE,
 )
-_INSTRUCTED_WORK = re.compile(_ORDER_TO_WORK, re.IGNORECASE)
 _SPEAKERS = (
     *("q", "a", "question", "answer", "input", "output", "user", "assistant", "human", "ai", "bot"),
     *("system", "example", "instruction", "prompt", "response", "问题", "问", "答", "用户", "助手"),
 )
 _COUNTS = frozenset(("n", "no", "nr", "number"))  # as in "Step number 1"
+_COUNTERS = _COUNTS | {"id", "index", "idx", "ref", "citation", ""}  # of a field with a place
 _MAX_OUTSIDE = 16_384
 _MAX_LOOKED_AT = 4000  # characters of a document
 
@@ -121,6 +125,16 @@ def is_ordered_name(name: str) -> bool:
     if not words or words[0] == "example" or not _PARTS.isdisjoint(words[:-1]):
         return bool(words)
     return singular(words[-1]) in ORDERED_NAMES
+
+
+def is_ordered_label(before: str) -> bool:
+    """Return True for what stands before the numbers of a list whose order is its meaning: such a
+    name, articles of a law, or a field as in `Rating: 1` that counts no places."""
+    *_, last = ("", *split_name(before))
+    if is_ordered_name(before) or last == "article":
+        return True
+    is_field = any(colon in before for colon in ":：") and last.isascii()
+    return is_field and not {last, singular(last)} & (DOCUMENT_NAMES | _COUNTERS)
 
 
 def holds_documents(name: str) -> bool:
@@ -147,13 +161,6 @@ def is_work(text: str, start: int, end: int) -> bool:
     """Return True if what stands beside a list asks for something for each of its elements."""
     before, behind = text[max(0, start - _MAX_OUTSIDE) : start], text[end : end + _MAX_OUTSIDE]
     return _WORK.search(before) is not None or _WORK.search(behind) is not None
-
-
-def is_work_instructed(instructions: str) -> bool:
-    """Return True if another message tells the model what to do with each element of a list."""
-    if len(instructions) > _MAX_OUTSIDE:
-        instructions = instructions[: _MAX_OUTSIDE // 2] + instructions[-_MAX_OUTSIDE // 2 :]
-    return _INSTRUCTED_WORK.search(instructions) is not None
 
 
 def is_dialogue(text: str) -> bool:

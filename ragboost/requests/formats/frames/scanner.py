@@ -8,15 +8,14 @@ from ragboost.requests.formats.frames import custom, elements, fences, headers, 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, outermost
 from ragboost.requests.formats.frames.containers import Surroundings
 from ragboost.requests.formats.frames.not_documents import is_work
-from ragboost.requests.formats.frames.sequences import are_timed, is_in_sequence
+from ragboost.requests.formats.frames.sequences import are_in_sequence, is_in_sequence
 from ragboost.requests.formats.frames.siblings import find_tags
 from ragboost.requests.formats.frames.spans import LineMatch
 from ragboost.requests.formats.groups import TextGroup
-from ragboost.requests.formats.questions import Question
+from ragboost.requests.formats.instructions.asked_order import WORK
+from ragboost.requests.formats.instructions.questions import Question
 
-WORK = "the text asks for work on each element"
-_BEGINNING = 40  # characters of a document that tell if a time stands there
-PLACES = "the text names a document by its place"
+_BEGINNING = 160  # characters of a document that tell what it follows
 
 
 class Scan(NamedTuple):
@@ -99,6 +98,10 @@ def _candidates(
 
 
 def _is_sequence(text: str, found: Candidate) -> bool:
-    return is_in_sequence(text, found.start) or are_timed(
-        [text[block.text_start : block.text_start + _BEGINNING] for block in found.blocks]
-    )
+    if is_in_sequence(text, found.start):
+        return True
+    blocks = found.blocks
+    beginnings = [
+        (block.text or text[block.text_start : block.text_end])[:_BEGINNING] for block in blocks
+    ]
+    return are_in_sequence(beginnings, [block.name for block in blocks])

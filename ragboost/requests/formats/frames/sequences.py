@@ -6,7 +6,7 @@ Knows neither the tags and labels of single elements nor the texts.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from ragboost.requests.formats.frames.not_documents import (
@@ -23,7 +23,14 @@ def _set(words: str) -> frozenset[str]:
 
 
 # Words of the fields of a message; of those that with a time tell a message or an entry of a log.
-_SPEAKERS = _set("speaker sender role utterance narrator username nick nickname cell turn")
+_SPEAKERS = _set(
+    "speaker sender role utterance narrator username nick nickname cell turn action thought "
+    "observation"
+)
+_SPEAKING = _set(
+    "human ai user assistant system bot agent customer client operator tool model support caller "
+    "humanmessage aimessage systemmessage toolmessage doctor patient interviewer teacher student"
+)
 _WHO = _set("author user from by subject sha commit")
 _SAID = _set("date datetime time timestamp timecode ts sent received posted created at when utc")
 _PUBLISHED = _set("published publication pub updated modified")
@@ -47,7 +54,8 @@ _ID = "id"  # may count what a search has found
 _FILES = _set("url source path file filename file_name file_path")
 _TITLES = _FILES | {"title"}
 # A value as in "Step 5: the roof", and what is looked at of one with a time.
-_NTH = re.compile(r"\W{0,3}([^\W\d_]{2,20}|第)[\W_]{0,2}(\d{1,6})(?!\d)")
+_NTH = re.compile(r"\W{0,3}([^\W\d_]{2,20}|[第§v])[\W_]{0,2}(\d{1,6})(?!\d)")
+_SIGNS = frozenset(("第", "§", "v", "art", "article", "section"))
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec"
 _MONTH = re.compile(_MONTHS.replace(" ", "|"))
@@ -55,9 +63,10 @@ _YEARS = (1900, 2200)
 _MAX_VALUE = 40
 # Names of a list, or of what holds it, whose elements come one after the other.
 _SEQUENCES = _set(
-    "agenda captions changelog chat chatlog chronology conversation correspondence dialog dialogue "
+    "act agenda book canto captions chapter essay lecture novel poem report scene section speech "
+    "story tei changelog chat chatlog chronology conversation correspondence dialog dialogue "
     "diary events gitlog history interview itinerary journal log logs lyrics messages minutes "
-    "playlist poem recording replies schedule screenplay story subtitles thread timeline "
+    "playlist recording replies schedule screenplay subtitles thread timeline "
     "transcript transcription turns verlauf protokoll tagebuch historique historial "
     "对话 对话历史 聊天记录 历史 日志 会話 履歴"
 )
@@ -65,8 +74,27 @@ _HOLDER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?:\s[^<>]*)?>(?=[ \t]*\r?\n|[ \t]
 _HEADLINE = re.compile(r"(?:\A|\n)([^\n]*[^\s])\s*\Z")
 _HEADING = re.compile(r"#|\*\*|.*[:：)）*]\Z")
 _SEQUENCE_ENDS = ("verlauf", "protokoll", "记录", "記錄", "对话", "日志", "记录如下", "对话如下")
-# At the beginning of a text: `[00:01:12]`, `2024-01-01 12:01:00`.
-_TIME = re.compile(r"[\[(]?((?:\d{4}-\d\d-\d\d[T ])?\d{1,2}:\d\d(?::\d\d)?)")
+# At the beginning of a text: `[00:01:12]`, `2024-01-01 12:01:00`, `3 May 2024`, `1994:`.
+_TIME = re.compile(
+    r"[\[(]?(\d{4}-\d\d-\d\d(?:[T ]\d{1,2}:\d\d(?::\d\d)?)?|\d{1,2}:\d\d(?::\d\d)?"
+    rf"|\d{{1,2}}\.? (?:{_MONTHS.replace(' ', '|')})[a-z]* \d{{4}}"
+    rf"|(?:{_MONTHS.replace(' ', '|')})[a-z]* \d{{1,2}},? \d{{4}}"
+    r"|\d{1,2}[./]\d{1,2}[./]\d{4}|(?:1[5-9]|20)\d\d(?=:))"
+)
+_DAYS = "(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
+_LINK = re.compile(
+    rf"{_DAYS}\b[^\n]{{0,20}}:|commit [0-9a-f]{{7,40}}\b"
+    r"|From: [^\n]+\n(?:To|Subject|Date): "
+)
+_FIRST = re.compile(r"(?:\W{0,3}First(?:ly)?|To begin with)\b[ ,:]")
+_NEXT = re.compile(
+    r"\W{0,3}(?:Second|Third|Fourth|Fifth|Then|Next|After|Finally|Last)(?:ly|wards)?\b[ ,:]"
+)
+_BEGINNING = 160  # characters of a text that are read
+# At the beginning of a text: `Ann: ...`.
+_SPOKEN = re.compile(r"([^\W\d_][\w.'-]{0,23})[:：]\s")
+_INITIALS = 3  # characters of a name that is longer
+_IN_TURN = 4  # texts that two names begin in turn, before these are taken for speakers
 _MAX_HOLDER = 1024
 _MAX_HEADLINE = 128
 
@@ -84,7 +112,8 @@ def is_sequence(fields: Sequence[Mapping[str, object]]) -> bool:
     words = {name: frozenset(split_name(name)) for name in fields[0]}
     is_titled = not _TITLES.isdisjoint(map(str.lower, words))
     if _is_message(words, is_titled=is_titled) or any(
-        _counts(fields, name) for name in words if _ID not in words[name]
+        _ID not in words[name] and (_counts(fields, name) or _speaks(fields, name, words[name]))
+        for name in words
     ):
         return True
     if _COMMIT in words and _FILES.isdisjoint(words):
@@ -117,6 +146,19 @@ def _is_span(words: Collection[frozenset[str]]) -> bool:
     )
 
 
+def _speaks(fields: Sequence[Mapping[str, object]], name: str, words: frozenset[str]) -> bool:
+    """Return True for values that say who speaks: a side of a conversation, true or false for one,
+    or a few people who speak more than once."""
+    values = [each.get(name) for each in fields]
+    if all(str(value).lower() in ("true", "false") for value in values):
+        return not words.isdisjoint(_SPEAKING)
+    if not all(isinstance(value, str) and 0 < len(value) <= _MAX_VALUE for value in values):
+        return False
+    names = {str(value).lower() for value in values}
+    is_told = names <= _SPEAKING or (not words.isdisjoint(_WHO) and _FILES.isdisjoint(words))
+    return is_told and len(names) > 1 and (len(names) < len(values) or names <= _SPEAKING)
+
+
 def _counts(fields: Sequence[Mapping[str, object]], name: str) -> bool:
     """Return True for values like "Step 5", "Step 6"."""
     label, numbers = "", list[int]()
@@ -127,7 +169,7 @@ def _counts(fields: Sequence[Mapping[str, object]], name: str) -> bool:
             return False
         label = match[1]
         numbers.append(int(match[2]))
-    return is_ordered_name(label) and all(b == a + 1 for a, b in pairwise(numbers))
+    return is_ordered_name(label) and _count_up(numbers)
 
 
 def _is_ranked(fields: Sequence[Mapping[str, object]], words: Mapping[str, frozenset[str]]) -> bool:
@@ -210,8 +252,29 @@ def _names_sequence(name: str) -> bool:
     return any(word in _SEQUENCES or word.endswith(_SEQUENCE_ENDS) for word in words)
 
 
-def are_timed(texts: Sequence[str]) -> bool:
-    """Return True for texts that all begin with a time, later and later or earlier and earlier."""
+def are_in_sequence(texts: Sequence[str], names: Sequence[str] = ()) -> bool:
+    """Return True for texts whose beginnings, or whose names, say that one follows the other: times
+    and dates that rise or fall, "Step 2" behind "Step 1", speakers, mails, commits.
+
+    Args:
+        names: of their files, each with its path; empty: they have none.
+    """
+    texts = [text[:_BEGINNING] for text in texts]
+    names = [name.rpartition("/")[2][:_BEGINNING] for name in names]
+    return (
+        _are_numbered(texts)
+        or _are_spoken(texts)
+        or all(map(_LINK.match, texts))
+        or (_FIRST.match(texts[0]) is not None and all(map(_NEXT.match, texts[1:])))
+        or (len(names) > 1 and all("." in n for n in names) and _are_numbered(names))
+    )
+
+
+def _are_numbered(texts: Sequence[str]) -> bool:
+    return _are_dated(texts) or _are_counted(texts)
+
+
+def _are_dated(texts: Sequence[str]) -> bool:
     times: list[tuple[float, ...]] = []
     for text in texts:
         match = _TIME.match(text)
@@ -220,3 +283,29 @@ def are_timed(texts: Sequence[str]) -> bool:
         times.append(_numbers(match[1]))
     pairs = list(pairwise(times))
     return all(a <= b for a, b in pairs) or all(a >= b for a, b in pairs)
+
+
+def _are_counted(texts: Sequence[str]) -> bool:
+    found = [_NTH.match(text) for text in texts]
+    labels = {match[1].lower() if match is not None else "" for match in found}
+    label = labels.pop()
+    if labels or not (label in _SIGNS or is_ordered_name(label)):
+        return False
+    return _count_up(int(match[2]) for match in found if match is not None)
+
+
+def _count_up(numbers: Iterable[int]) -> bool:
+    return all(b == a + 1 for a, b in pairwise(numbers))
+
+
+def _are_spoken(texts: Sequence[str]) -> bool:
+    """Return True for texts that all begin with who speaks and a colon: sides of a conversation,
+    initials, or two names in turn."""
+    names = [match[1].lower() for text in texts if (match := _SPOKEN.match(text)) is not None]
+    if len(names) < len(texts) or len(set(names)) == 1:
+        return False
+    if all(name in _SPEAKING or len(name) < _INITIALS for name in names):
+        return True
+    return len(names) >= _IN_TURN and names[::2].count(names[0]) + names[1::2].count(
+        names[1]
+    ) == len(names)

@@ -36,7 +36,7 @@ def test_attributes_and_inner_tags_stay_with_their_document() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("name", ["id", "index", "n", "rank"])
+@pytest.mark.parametrize("name", ["id", "index", "n", "no"])
 def test_a_number_that_counts_the_elements_belongs_to_the_place(name: str, first: int) -> None:
     def listed(*documents: str) -> str:
         blocks = [
@@ -49,8 +49,11 @@ def test_a_number_that_counts_the_elements_belongs_to_the_place(name: str, first
     assert moved == listed(PETS, LEASE, RENT)
 
 
-def test_other_numbers_belong_to_their_documents() -> None:
-    blocks = [f'<source id="{number}">{text}</source>' for number, text in ((7, LEASE), (3, RENT))]
+@pytest.mark.parametrize(("name", "numbers"), [("id", (7, 3)), ("rank", (1, 2))])
+def test_other_numbers_belong_to_their_documents(name: str, numbers: tuple[int, int]) -> None:
+    """A rank says which document a search put first, wherever it stands."""
+    listed = zip(numbers, (LEASE, RENT), strict=True)
+    blocks = [f'<source {name}="{number}">{text}</source>' for number, text in listed]
     moved = text_of(reorder(user(prompt("\n".join(blocks))), [1, 0], PLAIN))
     assert moved == prompt("\n".join(blocks[::-1]))
 

@@ -103,6 +103,12 @@ def test_what_stands_below_one_rule_has_no_certain_end(tail: str) -> None:
     assert scan(f"{intro}\n{'-' * 16}\n{PAIRS}{tail}").groups == ()
 
 
+def test_a_rule_below_a_title_begins_another_list() -> None:
+    rule = "-" * 21
+    both = f"Context:\n{rule}\n{NODES}\n\nContext:\n{rule}\n[1] {LEASE}\n\n[2] {RENT}"
+    assert scan(f"{both}\n\nWho signed?").groups == ()
+
+
 def test_headers_of_the_same_kind_behind_a_container_make_it_uncertain() -> None:
     rule = "-" * 21
     result = scan(f"Context:\n{rule}\n{NODES}\n{rule}\nmore\n\n{NODES}\nWho signed?")

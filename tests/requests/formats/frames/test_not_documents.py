@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ragboost.requests.formats.frames import scan
-from ragboost.requests.formats.questions import Question
+from ragboost.requests.formats.instructions.questions import Question
 from tests.requests.formats.frames.texts import LEASE, NOISE, PETS, RENT, elements, numbered, prompt
 from tests.requests.formats.rewriting import find
 

@@ -8,7 +8,7 @@ import pytest
 from ragboost.booster.booster import Booster
 from ragboost.requests.formats import AmbiguousDocumentsError, LeftAloneError
 from ragboost.requests.formats.frames.scanner import scan
-from ragboost.requests.formats.questions import Question
+from ragboost.requests.formats.instructions.questions import Question
 from tests.requests.formats.frames.texts import (
     LEASE,
     NOISE,

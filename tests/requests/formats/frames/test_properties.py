@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ragboost.config import FrameSettings
 from ragboost.requests.formats.frames import Scan, scan
 from ragboost.requests.formats.groups import splice
-from ragboost.requests.formats.questions import Question
+from ragboost.requests.formats.instructions.questions import Question
 from tests.requests.formats.frames.texts import LEASE, NOISE, PETS, RENT, Write, elements, numbered
 
 MARKS = [

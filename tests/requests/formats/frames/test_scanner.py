@@ -6,7 +6,7 @@ from types import FrameType
 import pytest
 
 from ragboost.requests.formats.frames import scan
-from ragboost.requests.formats.questions import Question
+from ragboost.requests.formats.instructions.questions import Question
 from tests.requests.formats.frames.texts import (
     LEASE,
     NOISE,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ragboost.requests.formats.frames import scan
-from ragboost.requests.formats.questions import Question
-from tests.requests.formats.frames.texts import DOCUMENTS, elements, prompt
+from ragboost.requests.formats.instructions.questions import Question
+from tests.requests.formats.frames.texts import DOCUMENTS, elements, numbered, prompt
 
 LONG = [f"{text} {text}" for text in DOCUMENTS]
 Fields = Callable[[int], Mapping[str, Any]]  # of the element at a place
@@ -36,17 +36,24 @@ SEQUENCES: dict[str, Fields] = {
     "steps": lambda i: {"title": f"Step {i + 5}: the roof"},
     "headings": lambda i: {"heading": f"第{i + 5}章"},
     "notebook": lambda i: {"cell_type": "markdown"},
+    "sides": lambda i: {"type": ("human", "ai")[i % 2]},
+    "sides as classes": lambda i: {"kind": ("HumanMessage", "AIMessage")[i % 2]},
+    "bots": lambda i: {"is_bot": bool(i % 2)},
+    "authors in turn": lambda i: {"author": "AB"[i % 2]},
+    "actions": lambda i: {"action": "search"},
 }
 RESULTS: dict[str, Fields] = {
     "pages": lambda i: {"page": (5, 9, 6, 30)[i]},
     "pages with a gap": lambda i: {"page": (5, 6, 8, 9)[i]},
     "scores": lambda i: {"score": 0.9 - i / 10},
     "scores and dates": lambda i: {"score": 0.9 - i / 10, "date": f"2024-05-0{i + 1}"},
+    "authors": lambda i: {"author": f"ann{i}"},
+    "types": lambda i: {"type": ("pdf", "web")[i % 2]},
     "ranks": lambda i: {"rank": i + 1, "date": f"2024-05-0{i + 1}"},
     "indices": lambda i: {"index": i + 5},
     "ids": lambda i: {"id": f"item-{i}"},
     "dates": lambda i: {"title": f"t{i}", "url": "u", "date": f"2024-05-0{NO_ORDER[i]}"},
-    "authors": lambda i: {"author": "ann"},
+    "one author": lambda i: {"author": "ann"},
     "articles": lambda i: {"author": "ann", "published_at": f"2024-05-0{NO_ORDER[i]}"},
     "rows of a database": lambda i: {
         "created_at": f"2024-05-0{NO_ORDER[i]}",
@@ -171,6 +178,55 @@ def test_a_heading_may_name_the_order(line: str) -> None:
         assert scan(f"{line}\n{listed}\n\nWhy?").groups == ()
         assert scan(f"Documents from the log:\n{listed}\n\nWhy?").groups
         assert scan(f"You answer from a transcript.\n\n{listed}\n\nWhy?").groups
+
+
+BEGINNINGS = {
+    "date": ("2024-05-0{}: ", (1, 2, 4, 5)),
+    "written date": ("{} May 2024: ", (3, 4, 8, 9)),
+    "year": ("199{}: ", (1, 4, 5, 9)),
+    "step": ("Step {}. ", (3, 4, 5, 6)),
+    "law": ("\u00a7 {} ", (3, 4, 5, 6)),
+    "side": ("{}: ", ("Human", "AI", "Human", "AI")),
+    "initial": ("{}: ", "ABBA"),
+    "name": ("{}: ", ("Alice", "Bob", "Alice", "Bob")),
+    "day": ("{}: ", ("Monday", "Tuesday", "Friday", "Sunday")),
+    "word": ("{}, ", ("First", "Second", "Then", "Finally")),
+    "commit": ("commit {}\n", ("3f2a19c", "9b1d0e7", "c0ffee1", "0123abc")),
+    "mail": ("From: {}\nSubject: Re: rent\n", ("ann", "bob", "cid", "dan")),
+}
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_texts_that_follow_each_other_stay(name: str) -> None:
+    beginning, values = BEGINNINGS[name]
+    texts = [beginning.format(value) + text for value, text in zip(values, LONG, strict=True)]
+    for listed in (elements("chunk")(texts), numbered("[{}]")(texts), json.dumps(texts)):
+        assert scan(prompt(f"<context>\n{listed}\n</context>")).groups == ()
+
+
+@pytest.mark.parametrize("beginning", ["Handbook: ", "Lease {}: ", "{}. ", "The May lease {} "])
+def test_texts_that_begin_alike_are_found(beginning: str) -> None:
+    texts = [beginning.format(n) + text for n, text in zip((7, 2, 9, 4), LONG, strict=True)]
+    assert scan(prompt(elements("chunk")(texts))).groups
+
+
+def test_files_named_by_chapter_stay() -> None:
+    for names, is_found in ((("ch/chapter{}.md", "d/2024-01-0{}.md"), False), (("a{}.md",), True)):
+        for name in names:
+            files = [f"{name.format(n)}\n```\n{text}\n```" for n, text in enumerate(LONG, 1)]
+            assert bool(scan(prompt("\n\n".join(files))).groups) == is_found
+
+
+@pytest.mark.parametrize(
+    ("label", "is_found"),
+    [
+        *(("Rating: {}\nText:", False), ("Rank {}:", False), ("Article {}:", False)),
+        *(("Stars {}:", False), ("Source: {}\n", True), ("ID: {}\n", True), ("Beleg {}:", True)),
+    ],
+)
+def test_a_number_that_belongs_to_the_text_counts_no_place(label: str, *, is_found: bool) -> None:
+    held = f"<context>\n{numbered(label)(LONG)}\n</context>"
+    assert bool(scan(prompt(held)).groups) == is_found
 
 
 @pytest.mark.parametrize("time", ["[00:0{}:12] ", "2024-01-01 12:0{}:00 ERROR "])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ragboost.config import Settings
 from ragboost.requests.formats.frames import Scan, scan
-from ragboost.requests.formats.questions import Question
+from ragboost.requests.formats.instructions.questions import Question
 
 LEASE = "The lease was signed by Ada in March, before the new owner of the house had moved in."
 RENT = "Rent is due on the first of the month, by transfer, and a late one costs ten euros more."

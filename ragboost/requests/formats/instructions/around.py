@@ -1,22 +1,19 @@
 """Read the texts around a list: a question may follow it, or its order may matter."""
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
 
-from ragboost.requests.formats.frames import PLACES, WORK
-from ragboost.requests.formats.frames.not_documents import holds_documents, is_work_instructed
+from ragboost.requests.formats.frames.not_documents import holds_documents
 from ragboost.requests.formats.groups import Group, TextGroup
-from ragboost.requests.formats.questions import (
-    Question,
-    announces_question,
-    names_places,
-)
+from ragboost.requests.formats.instructions.asked_order import asked_order
+from ragboost.requests.formats.instructions.questions import Question, announces_question
 from ragboost.requests.wires.body import Slot
+from ragboost.util.bounded_map import Generations
 
 _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})>\s*\Z")
 _MAX_OPENER = 80
+_MAX_KNOWN = 4096  # texts that were read, and as many older ones
 
 
 def questions(slots: Sequence[Slot]) -> dict[int | None, Question]:
@@ -38,31 +35,35 @@ def questions(slots: Sequence[Slot]) -> dict[int | None, Question]:
     return dict.fromkeys(askers, Question.ANNOUNCED if is_announced else Question.POSSIBLE)
 
 
-def why_it_stays(slots: Sequence[Slot], of: Slot, group: Group) -> str:
-    """Return why a list is not ordered, though it is found; empty if it may be."""
-    if _is_work(slots, of, group):
-        return WORK
-    return PLACES if _has_places(slots, of, group) else ""
+def why_it_stays(
+    slots: Sequence[Slot], of: Slot, group: Group, *, known: Generations[int, str]
+) -> str:
+    """Return why a list is not ordered, though it is found; empty if it may be.
 
+    The text around the list tells, a message before it, or the first question behind it. Later ones
+    tell nothing: the engine has the list.
 
-def _has_places(slots: Sequence[Slot], of: Slot, group: Group) -> bool:
-    """Return True if the text around a list, a message before it, or the first question behind it
-    speaks of "the second document". Later ones tell nothing: the engine has the list."""
+    Args:
+        known: what texts were found to ask, by their hashes: templates return.
+    """
     at = next(i for i, slot in enumerate(slots) if slot.path == of.path)
     place = of.place if of.is_user else None
     behind = [slot for slot in slots[at + 1 :] if slot.is_user and place in (None, slot.place)]
     texts = [slot.value for slot in (*slots[:at], *behind[:1]) if not slot.is_tool]
     if isinstance(group, TextGroup):
         texts += group.around()
-    return any(isinstance(text, str) and names_places(text) for text in texts)
+    asked = (_asked(text, known) for text in texts if isinstance(text, str))
+    return next(filter(None, asked), "")
 
 
-def _is_work(slots: Sequence[Slot], of: Slot, group: Group) -> bool:
-    """Return True if an earlier message asks for work on each element of an untagged list."""
-    if not isinstance(group, TextGroup) or group.frame.startswith("<"):
-        return False
-    before = itertools.takewhile(lambda slot: slot.path != of.path, slots)
-    return any(isinstance(slot.value, str) and is_work_instructed(slot.value) for slot in before)
+def _asked(text: str, known: Generations[int, str]) -> str:
+    key = hash(text)
+    reason = known.get(key)
+    if reason is None:
+        known.newer[key] = reason = asked_order(text)
+        if len(known.newer) >= _MAX_KNOWN:
+            known.turn()
+    return reason
 
 
 def are_held(before: str, after: str) -> bool:

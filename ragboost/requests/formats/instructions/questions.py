@@ -26,46 +26,6 @@ _ANNOUNCES = re.compile(
     re.IGNORECASE,
 )
 _MAX_LOOKED_AT = 16_384
-_MAX_AROUND = 4096  # characters at each end of a text that may name a place
-_ORDINALS = (
-    *("first", "second", "third", "fourth", "fifth", "last", "1st", "2nd", "3rd", "4th", "5th"),
-    *("6th", "7th", "8th", "9th", "0th", "1th", "2th", "3th", "premier", "première", "deuxième"),
-    *("troisième", "dernier", "dernière", "primer", "segund", "tercer", "últim", "primo", "terzo"),
-    *("ultim", "erste", "zweite", "dritte", "letzte", "第", "最后"),
-)
-# Behind an ordinal: "the second document", "the last two passages", in six languages.
-_NAMED = re.compile(
-    r"(?:[a-z]{0,2}\s+(?:(?:one|two|three|\d+)\s+)?(?:of the\s+)?(?:search\s+)?"
-    r"(?:dokument|document[oe]?|doc|passage|source|excerpt|chunk|snippet|result|paper|pdf|one"
-    r"|artikel|quelle|fuente)s?\b(?!\s+of\b)|[一二三四五六七八九十\d]{0,3}[个個份]?(?:文[档檔件]|[资資]料|片段|篇|来源|來源))"
-)
-# An order that the documents are said to have.
-_SORTED = ("newest", "oldest", "latest", "earliest", "most recent", "later ", "newer ")
-_SAID_ORDERED = re.compile(
-    r"\b(?:newest|oldest|latest|earliest|most recent) (?:first|last|to)\b"
-    r"|\b(?:later|newer) (?:documents?|passages?|sources?) (?:override|replace|take|win)"
-)
-
-
-def names_places(text: str) -> bool:
-    """Return True for a text that names a document by its place, as in "the second document", or
-    says by what they are sorted."""
-    if len(text) > 2 * _MAX_AROUND:
-        text = f"{text[:_MAX_AROUND]}\n{text[-_MAX_AROUND:]}"
-    text = text.lower()
-    if any(map(text.__contains__, _SORTED)) and _SAID_ORDERED.search(text):
-        return True
-    # A search for each is many times faster than one expression.
-    if not any(map(text.__contains__, _ORDINALS)):
-        return False
-    for ordinal in _ORDINALS:
-        at = text.find(ordinal)
-        while at >= 0:
-            is_word = not (ordinal.isascii() and text[at - 1 : at].isalpha())
-            if is_word and _NAMED.match(text, at + len(ordinal)):
-                return True
-            at = text.find(ordinal, at + 1)
-    return False
 
 
 class Question(IntEnum):

@@ -1,0 +1,1 @@
+"""Read the texts around a list of documents: what they ask of it, and if a question follows it."""
