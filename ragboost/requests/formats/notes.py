@@ -19,6 +19,7 @@ _CITES = re.compile(
     r"|\b(?:document|doc|source|passage|context|number|no\.?|chunk|article|text)s?\s*(?:[#№]\s*)?\d",
     re.IGNORECASE,
 )
+_NUMBERED = re.compile(r"\[(?:\d{1,2}|n|i|x|no|number)\]", re.IGNORECASE)
 _MAX_SEARCHED = 65_536
 
 
@@ -28,6 +29,11 @@ def may_cite(text: str) -> bool:
     if len(text) > 2 * _MAX_SEARCHED:
         text = text[:_MAX_SEARCHED] + text[-_MAX_SEARCHED:]
     return _CITES.search(text) is not None
+
+
+def cites_numbers(text: str) -> bool:
+    """Return True for a short text that cites by numbers, as in `[1]`, or asks for it."""
+    return len(text) <= _MAX_SEARCHED and "[" in text and _NUMBERED.search(text) is not None
 
 
 def note(group: Group, order: Sequence[int], *, cites: bool, template: str | None) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ragboost.requests.formats.frames.not_documents import holds_documents
 from ragboost.requests.formats.groups import Group, TextGroup
-from ragboost.requests.formats.instructions.asked_order import asked_order
+from ragboost.requests.formats.instructions.asked_order import COUNTED, asked_order
 from ragboost.requests.formats.instructions.questions import Question, announces_question
+from ragboost.requests.formats.notes import cites_numbers
 from ragboost.requests.wires.body import Slot
 from ragboost.util.bounded_map import Generations
 
@@ -52,8 +53,10 @@ def why_it_stays(
     texts = [slot.value for slot in (*slots[:at], *behind[:1]) if not slot.is_tool]
     if isinstance(group, TextGroup):
         texts += group.around()
-    asked = (_asked(text, known) for text in texts if isinstance(text, str))
-    return next(filter(None, asked), "")
+    read = [text for text in texts if isinstance(text, str)]
+    if not group.is_numbered and any(map(cites_numbers, read)):
+        return COUNTED  # numbers in answers are mapped only where the documents have them
+    return next(filter(None, (_asked(text, known) for text in read)), "")
 
 
 def _asked(text: str, known: Generations[int, str]) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 WORK = "the text asks for work on each element, or says what their order means"
 PLACES = "the text names a document by its place"
+COUNTED = "the text cites by numbers, and the documents have none: number them"
 
 _MAX_AROUND = 4096  # characters at each end of a text that are read
 _NO_WORDS = str.maketrans(dict.fromkeys(".,;:!?()[]{}<>\"'`*#/\\|=_，。：；！？、（）", " "))
