@@ -65,9 +65,13 @@ class Traffic:
 
     def _model(self, has_marks: bool, text: Digests) -> ListModel | OpenList | None:
         """Return the model of such texts that has learnt from this one, too, if it fits."""
-        model = self._models.get(has_marks)
-        fits = model is not None and model.template.fits(text, self._holders.keys())
-        return model if model is not None and fits and model.add(text) else None
+        model = self._models.pop(has_marks, None)
+        if model is None or not model.template.fits(text, self._holders.keys()):
+            return None
+        if not model.add(text):
+            return None
+        self._models[has_marks] = model
+        return model
 
     def _is_list(self, text: Digests) -> bool:
         """Return True for a text with lines that have changed their order among themselves.
