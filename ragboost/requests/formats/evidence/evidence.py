@@ -164,6 +164,9 @@ def _spans(text: str, lines: Sequence[TextLine], cut: Cut) -> tuple[DocumentSpan
 def _are_alike(lines: Sequence[TextLine], cut: Cut, text: str) -> bool:
     """Return True if the same stands between all documents, and nothing else beside them."""
     runs = cut.runs
+    beside = (*lines[: runs[0][0]][-1:], *lines[runs[-1][1] :][:1])
+    if any(line.is_score for line in beside):
+        return False  # which may be that of the document beside it
     gaps = {_gap(text[lines[a[1] - 1].end : lines[b[0]].start]) for a, b in pairwise(runs)}
     if len(gaps) > 1:
         return False
