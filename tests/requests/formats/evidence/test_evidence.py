@@ -383,3 +383,11 @@ def test_a_numbered_list_in_a_document_or_in_the_template_is_no_list_of_document
             assert problem(prompt, spans) == ""
         nums.append(len(spans))
     assert sorted(nums)[1] == 4
+
+
+def test_examples_that_end_as_the_prompt_does_are_left_alone() -> None:
+    rng, evidence = random.Random(1), Evidence()
+    pool = [f"Facts: {paragraph(rng, 300)}\n\nAnswer: {sentence(rng)}" for _ in range(10)]
+    for _ in range(20):
+        facts = f"Facts: {paragraph(rng, 300)}\n\nAnswer:"
+        assert not cut(evidence, "\n\n".join(["As here.", *rng.sample(pool, 4), facts]))
