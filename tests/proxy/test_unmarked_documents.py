@@ -93,3 +93,19 @@ def test_a_conversation_is_resent_as_it_was_sent(client: httpx.Client, engine: F
     for text, sent in conversations:
         ask(client, user(text), {"role": "assistant", "content": "Ada."}, user("And when?"))
         assert engine.requests[-1].json["messages"][0] == sent
+
+
+def test_a_prompt_teaches_and_goes_on_as_it_was_sent(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    def sent(prompt: str) -> str:
+        response = client.post("/v1/completions", json={"model": "m", "prompt": prompt})
+        assert response.status_code == 200, response.text
+        return str(engine.requests[-1].json["prompt"])
+
+    texts = make_texts()
+    begun = [(text, sent(text)) for text in [texts.draw()[0] + "\nAnswer:" for _ in range(80)]]
+    assert sum(first != text for text, first in begun) > 40
+    for text, first in begun:
+        for later in (" Ada.\n\nQuestion: And when?\nAnswer:", "\nQuestion: Why?\n"):
+            assert sent(text + later) == first + later

@@ -57,7 +57,7 @@ class UnmarkedDocuments:
         """
         if self._evidence is None or not self._is_on:
             return None
-        is_first_turn = not _has_answers(body)
+        is_first_turn, is_prompt = not _has_answers(body), not message_list(body)
         for slot, result in zip(slots, scans, strict=True):
             if not slot.is_leading:
                 break
@@ -66,6 +66,7 @@ class UnmarkedDocuments:
                     slot.value,
                     tenant=tenant,
                     is_first_turn=is_first_turn,
+                    is_prompt=is_prompt,
                     marks=result.marks,
                     learns=learns,
                 )
@@ -99,11 +100,10 @@ class UnmarkedDocuments:
 
 
 def _has_answers(body: Mapping[str, Any]) -> bool:
-    """Return True if the body resends earlier turns, or may do so inside a `prompt`."""
+    """Return True if messages of the body resend earlier turns."""
     roles = (*ANY.instruction_roles, "user")
-    name = message_list(body)
-    is_plain = all(isinstance(m, dict) and m.get("role") in roles for m in body.get(name, ()))
-    return not (name and is_plain)
+    messages = body[name] if (name := message_list(body)) else ()
+    return not all(isinstance(m, dict) and m.get("role") in roles for m in messages)
 
 
 def _group(text: str, spans: Sequence[DocumentSpan], scan: Scan) -> TextGroup:

@@ -5,7 +5,7 @@ Keeps digests of lines, per tenant, and no texts. Does not know bodies or messag
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from itertools import pairwise
 from threading import Lock
@@ -53,14 +53,36 @@ class _Tenant:
         self.decisions: BoundedMap[int, tuple[DocumentSpan, ...]] = BoundedMap(
             max_entries=_MAX_DECISIONS, max_size=_MAX_SPANS, ttl_s=_TTL_S
         )
+        # Of prompts: the lines before the last one, the last one's digest and size, the decision.
+        self.prompts: BoundedMap[int, tuple[int, int, int]] = BoundedMap(
+            max_entries=_MAX_DECISIONS, ttl_s=_TTL_S
+        )
 
     def expire(self) -> None:
         self.traffic.expire()
         self.decisions.expire()
+        self.prompts.expire()
+
+    def continued(self, text: str) -> int:
+        """Return the decision about an earlier prompt with which this one begins; 0: none."""
+        known = 0
+        for name, at in _line_starts(text) if self.prompts else ():
+            if (prompt := self.prompts.peek(name)) is not None:
+                digest, size, decision = prompt
+                if hash(text[at : at + size]) == digest and decision in self.decisions:
+                    known = decision
+        return known
+
+    def add_prompt(self, text: str, decision: int) -> None:
+        """Remember a prompt that later ones may begin with."""
+        text = text.rstrip()
+        *_, (name, at) = _line_starts(text)
+        self.prompts.put(name, (hash(text[at:]), len(text) - at, decision))
 
     @property
     def size_bytes(self) -> int:
-        return self.traffic.size + _SPAN_BYTES * self.decisions.size
+        num = self.decisions.size + 2 * len(self.prompts)
+        return self.traffic.size + _SPAN_BYTES * num
 
 
 class Evidence:
@@ -82,6 +104,7 @@ class Evidence:
         *,
         tenant: str,
         is_first_turn: bool,
+        is_prompt: bool = False,
         marks: Sequence[int] = (),
         learns: bool = True,
     ) -> tuple[DocumentSpan, ...]:
@@ -91,6 +114,7 @@ class Evidence:
         engine has it as it was.
 
         Args:
+            is_prompt: the text may hold a whole conversation, so that an earlier text begins it.
             marks: where documents begin, if only the end of the last one is not known.
             learns: False: say what would be found, and change nothing.
         """
@@ -100,12 +124,26 @@ class Evidence:
         with self._lock:
             known = self._tenants.peek(tenant) or _Tenant()
             known.expire()
+            if is_prompt and name not in known.decisions:
+                name = known.continued(text) or name
             if (spans := known.decisions.peek(name)) is None:
                 spans = _learn(known, text, marks, learns=learns) if is_first_turn else ()
+                if is_prompt and learns:
+                    known.add_prompt(text, name)
             if learns:
                 known.decisions.put(name, spans, size=1 + len(spans))
                 self._tenants.put(tenant, known, size=known.size_bytes)
             return spans
+
+
+def _line_starts(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the digest of the lines before each line, and where it begins."""
+    digest, start = 1, 0
+    while True:
+        yield digest, start
+        if (end := text.find("\n", start)) < 0:
+            return
+        digest, start = hash((digest, text[start:end])), end + 1
 
 
 def _learn(
@@ -147,7 +185,11 @@ def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
     if len(sizes) < 2 or min(sizes) < _MIN_CHARS or sum(sizes) < _MEAN_CHARS * len(sizes):
         return False
     start, end = spans[0].start, spans[-1].end
-    if is_work(text, start, end) or all(is_dialogue(text[each.start : each.end]) for each in spans):
+    contents = [text[span.start : span.end] for span in spans]
+    if is_work(text, start, end) or all(map(is_dialogue, contents)):
+        return False
+    cue = text.rstrip().rpartition("\n")[2]  # examples show how to go on behind it
+    if cue.endswith((":", "：")) and all(f"\n{cue}" in content for content in contents):
         return False
     return _PLACES.search(text[:start] + "\n" + text[end:]) is None
 
@@ -164,6 +206,9 @@ def _spans(text: str, lines: Sequence[TextLine], cut: Cut) -> tuple[DocumentSpan
 def _are_alike(lines: Sequence[TextLine], cut: Cut, text: str) -> bool:
     """Return True if the same stands between all documents, and nothing else beside them."""
     runs = cut.runs
+    beside = (*lines[: runs[0][0]][-1:], *lines[runs[-1][1] :][:1])
+    if any(line.is_score for line in beside):
+        return False  # which may be that of the document beside it
     gaps = {_gap(text[lines[a[1] - 1].end : lines[b[0]].start]) for a, b in pairwise(runs)}
     if len(gaps) > 1:
         return False

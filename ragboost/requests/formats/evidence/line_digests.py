@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence, Set
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from ragboost.requests.formats.citations import WORD
 
 MAX_LINES = 1024
 _MAX_LABEL = 40
+_MAX_SCORE_LINE = 80
 _SHORT = 40  # characters; a line that long which occurs twice in a text is a copy, not a mark
 # A place in the list, in front of a line: `[3] `, `3. `, `(3) `, `- 3: `, `**Document 3:** `.
 _NUMBER = re.compile(
@@ -23,6 +25,12 @@ _ANNOUNCES = re.compile(
     r"|(?:已知信息|参考资料|上下文|背景知识)\s?[:：])\s*(?=\S)",
     re.IGNORECASE,
 )
+# A score, which differs with each question. A line that holds nothing else but its name is known by
+# the line beside it.
+_SCORE = re.compile(r"(?<=[:=(：])[ *]{0,3}(?:-?\d{0,6}[.,]\d{1,18}(?![\w.,]*\d)|\d{1,3}(?=\s?%))")
+_SCORE_LINE = re.compile(
+    r"[(【\[]?[^\d\n:=(：]{0,40}[:=(：]" + _SCORE.pattern + r"[\s%*)\]】:：]{0,4}"
+)
 _FOUR_LETTERS = re.compile(r"(?:[\W_]*+[^\W_]){4}")
 
 
@@ -35,6 +43,7 @@ class TextLine(NamedTuple):
     full_key: int  # and of the number
     label: int  # digest of what stands before its first colon; 0: none
     is_weak: bool  # too short or too common to show that a document has moved
+    is_score: bool = False  # nothing but a score and its name
 
 
 class Digests:
@@ -77,25 +86,55 @@ def read_lines(text: str) -> list[TextLine]:
     if text.count("\n") >= MAX_LINES:
         return []
     lines: list[TextLine] = []
-    start = 0
+    start, firsts, is_first = 0, set[int](), True
     for raw in text.split("\n"):
         if stripped := raw.strip():
+            if is_first:
+                firsts.add(len(lines))
             at = start + len(raw) - len(raw.lstrip())
             if announced := _ANNOUNCES.match(stripped):
                 lines.append(_line(announced[0].rstrip(), at))
                 at, stripped = at + announced.end(), stripped[announced.end() :]
             lines.append(_line(stripped, at))
-        start += len(raw) + 1
+        start, is_first = start + len(raw) + 1, not stripped
+    _name_scores(text, lines, firsts)
     return lines
 
 
+def _name_scores(text: str, lines: list[TextLine], firsts: Set[int]) -> None:
+    """Call lines that hold a score alone after the line above them or, where they begin paragraphs,
+    after the next line.
+
+    Args:
+        firsts: the lines that begin a paragraph.
+    """
+    scores = [i for i, line in enumerate(lines) if _is_score(text, line)]
+    others = sorted({*range(len(lines))} - {*scores}) if scores else []
+    most_are_first = 2 * len(firsts & {*scores}) > len(scores)
+    for i in scores:
+        beside, below = i - 1, bisect_right(others, i)
+        is_first = most_are_first or i in firsts or lines[i].number >= 0
+        if is_first and i + 1 not in firsts and below < len(others):
+            beside = others[below]
+        key = hash((lines[beside].key if beside >= 0 else 0, lines[i].key))
+        lines[i] = lines[i]._replace(key=key, full_key=key, is_score=True)
+
+
+def _is_score(text: str, line: TextLine) -> bool:
+    is_short = line.end - line.text_start <= _MAX_SCORE_LINE
+    return is_short and _SCORE_LINE.fullmatch(text, line.text_start, line.end) is not None
+
+
 def _line(text: str, start: int) -> TextLine:
-    number, text_start = -1, start
-    full_key = key = hash(text)
+    number, text_start, full_key = -1, start, hash(text)
     match = _NUMBER.match(text)
+    said = text
     if match is not None and match.end() < len(text):
         number, text_start = int(match[1]), start + match.end()
-        key = hash(text[match.end() :])
+        said = text[match.end() :]
+    if "." in said or "," in said or "%" in said:
+        said = _SCORE.sub("", said, 1)
+    key = hash(said)
     colon = text.find(":", 1, _MAX_LABEL)
     if colon < 0:
         colon = text.find("：", 1, _MAX_LABEL)

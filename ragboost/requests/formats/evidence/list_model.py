@@ -84,6 +84,8 @@ class ListModel:
         self._nums, self._sizes = set[int](), set[int]()  # of lists whose lines are all known
         self._num_known = 0
         self._inner: dict[int, int] = {}  # bit n: the line stood between others in list n
+        # Ends and beginnings of documents that stood beside another one, in lists of each number.
+        self._sides: dict[int, tuple[set[int], set[int]]] = {}
         self._num_rows = 0
         self._numbered: Counter[tuple[int, int]] = Counter()  # lines with their numbers
         self._size, self._step = self._find_step(rows)
@@ -119,7 +121,7 @@ class ListModel:
             return None
         ends = [0, *starts, len(self._keys)]
         units = [self._keys[start:end] for start, end in pairwise(ends)]
-        is_certain = partial(self._is_certain, has_num=num > 0)
+        is_certain = partial(self._is_certain, num=num)
         low, high = 0, len(units)
         while low < high and not is_certain(units[low], is_first=low == 0):
             low += 1
@@ -223,6 +225,9 @@ class ListModel:
             self._num_known += 1
             self._nums.add(len(apart) + 1)
             self._sizes.update([b - a for a, b in pairwise([0, *apart, len(self._keys)])])
+        ends, starts = self._sides.setdefault(len(apart) + len(doubtful) + 1, (set(), set()))
+        ends.update([self._keys[i - 1] for i in (*apart, *doubtful)])
+        starts.update([self._keys[i] for i in (*apart, *doubtful)])
         bit = 1 << self._num_rows
         if max(row.text.numbers) >= 0:
             self._numbered.update(zip(row.text.keys, row.text.numbers, strict=True))
@@ -273,17 +278,19 @@ class ListModel:
         return joints
 
     def _is_certain(
-        self, keys: Sequence[int], *, has_num: bool, is_first: bool = False, is_last: bool = False
+        self, keys: Sequence[int], *, num: int, is_first: bool = False, is_last: bool = False
     ) -> bool:
         """Return True for what can be the first or the last document that is moved."""
         are_new = {self._neighbours.is_new(key) for key in keys}
         if len(are_new) > 1 or any(self._neighbours.joints(keys)):
             return False  # not all new, and not all known and never apart
-        if not (has_num and (is_first or is_last)):  # between others, in one of the texts
+        if not (num and (is_first or is_last)):  # between others, in one of the texts
             return self._inner.get(keys[0], 0) & self._inner.get(keys[-1], 0) != 0
         if (is_first and self._is_start(keys[0])) or (is_last and self._is_end(keys[-1])):
             return True
         # Else a paragraph may stand beside it, or the tail of a new template.
         if False in are_new:
-            return len(keys) in self._sizes and not self._moved.isdisjoint(keys)
+            ends, starts = self._sides[num]
+            is_inside = (is_first and keys[0] in starts) or (is_last and keys[-1] in ends)
+            return is_inside or (len(keys) in self._sizes and not self._moved.isdisjoint(keys))
         return {len(keys)} == self._sizes

@@ -1,10 +1,13 @@
 """The texts that one application sent lately, and what moved between them."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 from ragboost.requests.formats.evidence.line_digests import Digests
 from ragboost.requests.formats.evidence.list_model import Cut, ListModel
 from ragboost.requests.formats.evidence.moved_lines import moved_lines
 from ragboost.requests.formats.evidence.open_list import OpenList
-from ragboost.requests.formats.evidence.template import MIN_OBSERVATIONS
+from ragboost.requests.formats.evidence.template import MIN_OBSERVATIONS, Run
 
 _MAX_TEXTS = 32  # that are kept when there are twice as many
 _MAX_LINES = 2048
@@ -34,29 +37,41 @@ class Traffic:
         return _TEXT_BYTES * len(self.texts) + line_bytes * len(self._holders)
 
     def add(self, text: Digests) -> Cut | None:
-        """Learn from a text and return its documents, if they are certain."""
+        """Learn from a text and return its documents, if they are certain.
+
+        What seems to be a list with marks may also be a part of a document, or of the template.
+        """
         self._compare(text)
-        model = self._model(text) if self._is_list(text) else None
+        kinds = (True, False) if text.has_marks else (False,)
+        models = {kind: self._model(kind, text) for kind in kinds if self._is_list(text)}
         self._remember(text)
         # Texts in which lines of text occur twice have overlapping documents.
         if not self._is_list(text) or any(t.copies and self._is_list(t) for t in self.texts):
             return None
-        model = model or self._build(text)
-        return model.cut() if model is not None else None
+        for kind in kinds:
+            model = models.get(kind) or self._build(kind)
+            cut = model.cut() if model is not None else None
+            if cut is not None and (kind or _fits_marks(cut.runs, text.marks)):
+                return cut
+        return None
 
-    def _build(self, text: Digests) -> ListModel | OpenList | None:
-        texts = [t for t in self.texts if t.has_marks == text.has_marks and self._is_list(t)]
+    def _build(self, has_marks: bool) -> ListModel | OpenList | None:
+        texts = [t for t in self.texts if (t.has_marks or not has_marks) and self._is_list(t)]
         if len(texts) <= MIN_OBSERVATIONS:
             return None
-        kind = OpenList if text.has_marks else ListModel
-        model = self._models[text.has_marks] = kind(texts, self._moved)
+        kind = OpenList if has_marks else ListModel
+        model = self._models[has_marks] = kind(texts, self._moved)
         return model
 
-    def _model(self, text: Digests) -> ListModel | OpenList | None:
+    def _model(self, has_marks: bool, text: Digests) -> ListModel | OpenList | None:
         """Return the model of such texts that has learnt from this one, too, if it fits."""
-        model = self._models.get(text.has_marks)
-        fits = model is not None and model.template.fits(text, self._holders.keys())
-        return model if model is not None and fits and model.add(text) else None
+        model = self._models.pop(has_marks, None)
+        if model is None or not model.template.fits(text, self._holders.keys()):
+            return None
+        if not model.add(text):
+            return None
+        self._models[has_marks] = model
+        return model
 
     def _is_list(self, text: Digests) -> bool:
         """Return True for a text with lines that have changed their order among themselves.
@@ -121,3 +136,12 @@ class Traffic:
         for text in texts[len(texts) - num :]:
             self._remember(text)
         self._moved &= self._holders.keys()
+
+
+def _fits_marks(runs: Sequence[Run], marks: Sequence[int]) -> bool:
+    """Return True if each document begins with a mark, or if one place holds all marks: a document
+    or what stands around them."""
+    bounds = [at for run in runs for at in run]
+    places = {bisect_right(bounds, at) for at in marks}  # odd: in a document
+    firsts = [first for first, _ in runs]
+    return firsts == list(marks) or len(places) < 2 or not any(at % 2 for at in places)

@@ -10,6 +10,7 @@ WORDS = (
     *("lease", "rent", "tenant", "court", "water", "letter", "notice", "garden", "payment"),
     *("roof", "window", "deposit", "repair", "month", "owner", "clause", "agent", "heating"),
 )
+SCORES = random.Random(1)
 
 
 class Join(NamedTuple):
@@ -50,6 +51,11 @@ JOINS = {
     "Source and Content": Join(
         header=lambda document: f"Source: {{'source': 'd{document}.pdf'}}\nContent: "
     ),
+    "Title, Score and Text": Join(
+        header=lambda document: f"Title: File {document}\nScore: {SCORES.random():.3f}\nText: "
+    ),
+    "(score)": Join(header=lambda document: f"file-{document}.md (score: {SCORES.random():.2f})\n"),
+    "score above": Join(header=lambda document: f"Score: {SCORES.random():.2f}\n"),
     "table": Join(header=lambda document: "| ", between="\n", paragraph=" | ", footer=" |"),
     "CRLF": Join(between="\r\n\r\n", paragraph="\r\n\r\n"),
 }

@@ -13,6 +13,7 @@ from ragboost.requests.formats.evidence.line_digests import Digests, read_lines
 from ragboost.requests.formats.evidence.list_model import ListModel
 from ragboost.requests.formats.evidence.moved_lines import moved_lines
 from ragboost.requests.formats.evidence.traffic import Traffic
+from ragboost.requests.formats.frames import scan
 from tests.requests.formats.evidence.evidence_attack import (
     CORPORA,
     documents_world,
@@ -36,6 +37,9 @@ from tests.requests.formats.evidence.evidence_worlds import (
 
 BLANK_LINES = JOINS["blank lines"]
 QUESTION_BEHIND = TEMPLATES["question behind"]
+NUMBERED_RULES = Template(
+    "1. Answer in one sentence.\n2. Name your source.\n\n", "\n\nQuestion: {q}"
+)
 WITH_MARKS = ["[1]", "[1] and blank lines", "## title", "=== name ===", "Source and Content"]
 
 
@@ -359,3 +363,31 @@ def test_a_label_in_front_of_a_line_is_no_part_of_its_text(label: str) -> None:
     (line,) = read_lines(f"{label} The lease was signed in May.")
     (same,) = read_lines("[1] The lease was signed in May.")
     assert (line.number, line.key) == (3, same.key)
+
+
+@pytest.mark.parametrize(
+    ("template", "num"), [(QUESTION_BEHIND, 2), (NUMBERED_RULES, 0)], ids=["inside", "before"]
+)
+def test_a_numbered_list_in_a_document_or_in_the_template_is_no_list_of_documents(
+    template: Template, num: int
+) -> None:
+    nums = []
+    for seed in range(5):
+        rng, evidence = random.Random(seed), Evidence()
+        documents = list(enumerate(corpus(rng, 10, most=2)))
+        for _, paragraphs in documents[:num]:
+            paragraphs.append("\n".join(f"{n}. {sentence(rng)}" for n in range(1, 4)))
+        for _ in range(9):
+            prompt = write(rng.sample(documents, 4), BLANK_LINES, template, sentence(rng))
+            spans = cut(evidence, prompt.text, marks=scan(prompt.text).marks)
+            assert problem(prompt, spans) == ""
+        nums.append(len(spans))
+    assert sorted(nums)[1] == 4
+
+
+def test_examples_that_end_as_the_prompt_does_are_left_alone() -> None:
+    rng, evidence = random.Random(1), Evidence()
+    pool = [f"Facts: {paragraph(rng, 300)}\n\nAnswer: {sentence(rng)}" for _ in range(10)]
+    for _ in range(20):
+        facts = f"Facts: {paragraph(rng, 300)}\n\nAnswer:"
+        assert not cut(evidence, "\n\n".join(["As here.", *rng.sample(pool, 4), facts]))
