@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
+from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, why_ordered
 from ragboost.requests.formats.frames.not_documents import (
     are_documents,
     is_document_name,
     is_ordered_name,
 )
 from ragboost.requests.formats.frames.odd_elements import HOLD_TEXTS, why_uncertain
-from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import (
     CLOSER,
     MAX_TAG,
@@ -86,8 +85,10 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
                 continue
             problem = why_uncertain(text, name, run, tags, depths, around)
             attributes = [_attributes(text, span) for span in run]
-            if problem or is_sequence(_fields(text, run, attributes)):
-                yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)
+            order = "" if problem else why_ordered(_fields(text, run, attributes))
+            if problem or order:
+                start, end = run[0].start, run[-1].end
+                yield Candidate(start, end, f"<{name}>", problem=problem, order=order)
             else:
                 yield _candidate(text, f"<{name}>", run, attributes)
 

@@ -8,13 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.requests.formats.frames.candidate import Candidate
+from ragboost.requests.formats.frames.candidate import Candidate, why_ordered
 from ragboost.requests.formats.frames.not_documents import (
     MIN_CHARS,
     are_documents,
     is_record,
 )
-from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import is_count, is_separator, separators
 from ragboost.requests.formats.frames.spans import check_number
 from ragboost.requests.formats.groups import DocumentBlock, hint_name, text_of
@@ -94,9 +93,9 @@ def _of_series(text: str, series: list[_Value], *, is_tool: bool) -> Candidate:
         values = _elements(text, series[0])
     else:
         return nothing
-    blocks = _blocks(text, values, is_tool=is_tool)
+    blocks, order = _blocks(text, values, is_tool=is_tool)
     if len(blocks) < 2:
-        return nothing
+        return nothing._replace(order=order)
     close = len(text) if is_tool else end
     return Candidate(start, end, "json", blocks, close, is_json=True)
 
@@ -110,11 +109,11 @@ def _named(text: str, name: re.Match[str], outer: _Value, *, is_tool: bool) -> C
     nothing = Candidate(*outer[:2], "json")
     if is_tool and _has_words_outside(text, name.start(), outer.end):
         return nothing  # maybe a part of a document
-    blocks = _blocks(text, _elements(text, outer), is_tool=False)
+    blocks, order = _blocks(text, _elements(text, outer), is_tool=False)
     is_list = len(blocks) > 1 and _LINE_END.match(text, outer.end) is not None
     if is_list and are_documents(name[1], [block.text or "" for block in blocks]):
         return Candidate(*outer[:2], "json", blocks, outer.end, is_json=True)
-    return nothing
+    return nothing._replace(order=order)
 
 
 def _elements(text: str, outer: _Value) -> list[_Value]:
@@ -143,7 +142,10 @@ def _elements(text: str, outer: _Value) -> list[_Value]:
     return elements if text[at : at + 1] == "]" else []
 
 
-def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[DocumentBlock, ...]:
+def _blocks(
+    text: str, values: Sequence[_Value], *, is_tool: bool
+) -> tuple[tuple[DocumentBlock, ...], str]:
+    """Return the documents, or why the order of objects may be their content."""
     kinds = {type(each.value) for each in values}
     if kinds == {str}:
         texts = [each.value for each in values]
@@ -151,21 +153,21 @@ def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[Docu
     elif kinds == {dict}:
         found = [text_of(each.value) for each in values]
         if not all(found) or is_record(values[0].value):
-            return ()
+            return (), ""
         keys, texts = map(list, zip(*found, strict=True))
     else:
-        return ()
+        return (), ""
     mean = sum(map(len, texts)) / len(texts)
     if mean < (1 if is_tool and kinds == {dict} else MIN_CHARS) or not all(map(str.strip, texts)):
-        return ()
-    if kinds == {dict} and is_sequence([_fields(each.value) for each in values]):
-        return ()
+        return (), ""
+    if kinds == {dict} and (order := why_ordered([_fields(each.value) for each in values])):
+        return (), order
     number = _number(values) if kinds == {dict} else ""
     of_values = list(zip(values, keys, texts, strict=True))
     blocks = tuple([_block(text, *each, number) for each in of_values])
     if number and not all(block.numbers for block in blocks):  # it stands elsewhere in one, too
         blocks = tuple([_block(text, *each, "") for each in of_values])
-    return blocks
+    return blocks, ""
 
 
 def _fields(value: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ragboost.requests.formats.questions import Question
 
 WORK = "the text asks for work on each element"
 _BEGINNING = 40  # characters of a document that tell if a time stands there
+ABOVE = "what stands above them, or how they begin, says that their order is content"
 PLACES = "the text names a document by its place"
 
 
@@ -27,6 +28,7 @@ class Scan(NamedTuple):
     numbers: tuple[tuple[int, int], ...] = ()  # their digits, if the marks count them
     frame: str = ""  # of the open or the ambiguous list
     problem: str = ""  # why a list is left alone; empty if none is
+    order: str = ""  # why the order of one may be its content
 
 
 def may_hold_list(text: str, *, is_tool: bool) -> bool:
@@ -65,8 +67,11 @@ def scan(
     ]
     left = next((each for each in chosen if each.problem), None)
     if left is None:
-        marks = ((), ()) if groups else labels.steps(text, HiddenParts(chosen))
-        return Scan(tuple(groups), *marks)
+        if groups:
+            return Scan(tuple(groups))
+        kept = next((c for c in chosen if c.order and not fences.is_in_code(code, c.start)), None)
+        steps = labels.steps(text, HiddenParts(chosen))
+        return Scan((), *steps, *((kept.frame, "", kept.order) if kept is not None else ()))
     if groups:
         return Scan(tuple(groups), frame=left.frame, problem=left.problem)
     return Scan((), left.marks, left.numbers, left.frame, left.problem)
@@ -93,7 +98,7 @@ def _candidates(
         *headers.find(text, hidden, around, is_closed=is_tool),
     ]
     return [
-        each._replace(blocks=()) if each.blocks and _is_sequence(text, each) else each
+        each._replace(blocks=(), order=ABOVE) if each.blocks and _is_sequence(text, each) else each
         for each in found
     ]
 
