@@ -60,11 +60,8 @@ def scan(
         else _candidates(text, code, is_tool, question) + own
     )
     chosen = [_checked(text, each) for each in outermost(chosen)]
-    groups = [
-        each.group(text)
-        for each in chosen
-        if each.blocks and (each.frame == fences.NAME or not fences.is_in_code(code, each.start))
-    ]
+    found = [fences.opened(text, code, each) for each in chosen if each.blocks]
+    groups = [each.group(text) for each in found if each is not None]
     left = next((each for each in chosen if each.problem), None)
     if left is None:
         if groups:
