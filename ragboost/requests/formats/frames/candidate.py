@@ -1,5 +1,6 @@
 """A stretch of a text that looks like a list of documents, and which of several is the frame."""
 
+import itertools
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.groups import DocumentBlock, TextGroup
 
+_MAX_NAMED = 16  # fields that are asked one by one
 _MAX_SHOWN = 40  # characters of a field's name
 
 
@@ -54,7 +56,7 @@ def why_ordered(fields: Sequence[Mapping[str, object]]) -> str:
     the first field that tells it alone, if one does."""
     if not is_sequence(fields):
         return ""
-    for name in fields[0]:
+    for name in itertools.islice(fields[0], _MAX_NAMED):
         if is_sequence([{name: each.get(name)} for each in fields]):
             return f"{name[:_MAX_SHOWN]!r} says that their order may be their content"
     return "their fields are those of messages or of a recording, so that their order is content"
