@@ -18,6 +18,7 @@ from ragboost.requests.formats import (
     Format,
     FoundDocuments,
     NothingToDoError,
+    OrderedDocumentsError,
     TooManyDocumentsError,
     UnknownShapeError,
     UnmarkedDocumentsError,
@@ -49,6 +50,7 @@ T = TypeVar("T")
 
 _REASONS: Mapping[type[RagBoostError], str] = {
     TooManyDocumentsError: "too_many_documents",
+    OrderedDocumentsError: "ordered_documents",
     AmbiguousDocumentsError: "ambiguous_documents",
     NothingToDoError: "nothing_to_do",
     UnmarkedDocumentsError: "unmarked_documents",

@@ -16,6 +16,7 @@ CHAT = "/v1/chat/completions"
 TEXTS = [f"Document {name} tells of the {name} and of nothing else. " * 4 for name in "abc"]
 TAGS = "".join(f"<passage>\n{text}\n</passage>\n" for text in TEXTS) + "\nWhy?"
 QUOTED = TAGS.replace("tells of the b", "has a </passage> and tells of the b", 1)
+PAGES = "".join(f"<passage page='{n}'>\n{t}\n</passage>\n" for n, t in enumerate(TEXTS, 4)) + "Why?"
 JOINED = "Use the following context.\n\n" + "\n\n".join(text * 2 for text in TEXTS) + "\n\nWhy?"
 
 Body = dict[str, Any]
@@ -37,6 +38,7 @@ CASES = {
     "found": (chat(TAGS), "tags", 3),
     "nothing_to_do": (chat("Hello.", "Hello!", TAGS), "", 3),
     "ambiguous_documents": (chat(QUOTED), "tags", 0),
+    "ordered_documents": (chat(PAGES), "tags", 0),
     "unmarked_documents": (chat(JOINED), "", 0),
     "no_documents": (chat("Why? " * 500), "", 0),
 }

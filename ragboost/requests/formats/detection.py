@@ -23,6 +23,8 @@ ADVICE: Mapping[str, str] = {
     "with formats.evidence also finds them once they have come back",
     "ambiguous_documents": "use a mark that no document contains, a tag for each document, or send "
     "them in `ragboost.documents`",
+    "ordered_documents": "nothing, if their order matters; else leave out the field or the words "
+    "that say so, or send them in `ragboost.documents`",
     "nothing_to_do": "nothing to change: only documents before the first answer are ordered, and "
     "none of the later ones was there before",
     "too_many_documents": "raise formats.max_documents, or retrieve fewer",

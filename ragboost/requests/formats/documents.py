@@ -52,6 +52,10 @@ class AmbiguousDocumentsError(LeftAloneError):
         super().__init__(f"documents in the frame {frame!r} are left alone: {problem}", frame=frame)
 
 
+class OrderedDocumentsError(AmbiguousDocumentsError):
+    """The body holds a list whose order is, or may be, what it says."""
+
+
 class UnmarkedDocumentsError(LeftAloneError):
     """The body seems to hold documents, but not where each one ends."""
 

@@ -18,10 +18,10 @@ from ragboost.requests.formats.content_blocks import (
     has_citations,
 )
 from ragboost.requests.formats.documents import (
-    AmbiguousDocumentsError,
     DocumentPool,
     FoundDocuments,
     NothingToDoError,
+    OrderedDocumentsError,
     TooManyDocumentsError,
     UnknownShapeError,
     order_of,
@@ -119,7 +119,7 @@ class Messages:
         if leading is None and not num_repeated:
             self._unmarked.name_what_is_left(slots, scans)
             if kept is not None:
-                raise AmbiguousDocumentsError(kept.group.frame, stays)
+                raise OrderedDocumentsError(kept.group.frame, stays)
             if num_later:
                 raise NothingToDoError(num_later)
             return None

@@ -8,10 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragboost.config import Settings
-from ragboost.requests.formats.documents import AmbiguousDocumentsError, UnmarkedDocumentsError
+from ragboost.requests.formats.documents import (
+    AmbiguousDocumentsError,
+    OrderedDocumentsError,
+    UnmarkedDocumentsError,
+)
 from ragboost.requests.formats.evidence.evidence import DocumentSpan, Evidence
 from ragboost.requests.formats.frames import Scan
 from ragboost.requests.formats.groups import EVIDENCE, DocumentBlock, TextGroup, hint_name
+from ragboost.requests.formats.instructions.asked_order import WORK
 from ragboost.requests.wires.body import Slot, message_list
 from ragboost.requests.wires.registry import ANY
 
@@ -79,6 +84,7 @@ class UnmarkedDocuments:
 
         Raises:
             AmbiguousDocumentsError: there is a list whose boundaries are not certain.
+            OrderedDocumentsError: there is one whose order may be its content.
             UnmarkedDocumentsError: there seem to be documents without boundaries.
         """
         leading = [pair for pair in zip(slots, scans, strict=True) if pair[0].is_leading]
@@ -89,8 +95,10 @@ class UnmarkedDocuments:
                     "list into a tag, or wait until documents return (formats.evidence)",
                     frame=result.frame,
                 )
-            if result.problem:
+            if result.problem and result.problem != WORK:
                 raise AmbiguousDocumentsError(result.frame, result.problem)
+            if order := result.problem or result.order:
+                raise OrderedDocumentsError(result.frame, order)
             if isinstance(slot.value, str) and _seems_unmarked(slot.value):
                 raise UnmarkedDocumentsError(
                     f"about {len(slot.value) // 4:,} tokens in one message look like documents "

@@ -104,6 +104,12 @@ JSON_RESULTS = [
     '{"query": "q", "results": [{"title": "t", "content": %s}, {"content": %s}]}',
     '[ {"page_content": %s, "metadata": {"text": 3}} ,\n {"id": 7, "page_content": %s} ]',
     '{"documents":[{"snippet":%s},{"snippet":%s}],"took":1.50}',
+    '{"search_query": ["q"], "data": [{"score": 0.9, "content": [{"type": "text", "text": %s}]}, '
+    '{"score": 0.8, "content": [{"type": "text", "text": %s}]}], "has_more": false}',
+    '{"content": [{"type": "text", "text": %s}, {"type": "text", "text": %s}], "isError": false}',
+    '{"content": [{"type": "resource", "resource": {"uri": "f://a", "text": %s}}, '
+    '{"type": "resource", "resource": {"uri": "f://b", "text": %s}}]}',
+    '{"a": {"citations": 1}, "citations": [{"id": "text", "text": %s}, {"id": "b", "text": %s}]}',
 ]
 
 
@@ -136,6 +142,7 @@ def reference(text: str, name: str) -> str:
     [
         '[{"text": "a b"}, {"other": "c d"}]',
         '{"results": [{"text": "a"}, {"text": "b"}], "documents": []}',
+        '{"old": [{"text": "a"}, {"text": "b"}], "new": [{"text": "c"}, {"text": "d"}]}',
         '[{"text": "a b"}, {"text": "c d"}',
         '[{"text": "a b"}, {"text": "c d"}] and more',
         "[1, 2, 3]",

@@ -1,10 +1,15 @@
 """A stretch of a text that looks like a list of documents, and which of several is the frame."""
 
+import itertools
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.groups import DocumentBlock, TextGroup
+
+_MAX_NAMED = 16  # fields that are asked one by one
+_MAX_SHOWN = 40  # characters of a field's name
 
 
 class Candidate(NamedTuple):
@@ -23,6 +28,7 @@ class Candidate(NamedTuple):
     marks: tuple[int, ...] = ()  # where blocks begin, if only the last one's end is unknown
     numbers: tuple[tuple[int, int], ...] = ()  # their digits, if the marks count the blocks
     problem: str = ""  # why the parse is not certain
+    order: str = ""  # why the order may be what the list says, so that it is left alone
 
     def group(self, text: str) -> TextGroup:
         close = max(self.close, self.blocks[-1].end)
@@ -43,6 +49,17 @@ def outermost(candidates: Iterable[Candidate]) -> list[Candidate]:
             problem = f"{old.frame} and {new.frame} overlap"
             chosen.append(Candidate(old.start, new.end, old.frame, problem=problem))
     return chosen
+
+
+def why_ordered(fields: Sequence[Mapping[str, object]]) -> str:
+    """Return why the order of elements with these fields may be their content; empty if it is not:
+    the first field that tells it alone, if one does."""
+    if not is_sequence(fields):
+        return ""
+    for name in itertools.islice(fields[0], _MAX_NAMED):
+        if is_sequence([{name: each.get(name)} for each in fields]):
+            return f"{name[:_MAX_SHOWN]!r} says that their order may be their content"
+    return "their fields are those of messages or of a recording, so that their order is content"
 
 
 class HiddenParts:

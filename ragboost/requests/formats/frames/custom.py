@@ -11,6 +11,7 @@ from ragboost.requests.formats.frames.siblings import (
     Mark,
     OddMarkError,
     is_count,
+    is_quoted,
     is_separator,
     pair,
     separators,
@@ -34,8 +35,10 @@ def find(text: str, frame: FrameSettings) -> Iterator[Candidate]:
     closers: list[Mark] = [(*match.span(), True) for match in closer.finditer(text)]
     if frame.start == frame.end:
         openers, closers = openers[::2], [(start, end, True) for start, end, _ in openers[1::2]]
-    marks = sorted(openers + closers)
+    marks = [mark for mark in sorted(openers + closers) if not is_quoted(text, *mark[:2])]
     check_number(marks)
+    if not marks:
+        return
     start, end = marks[0][0], marks[-1][1]
     try:
         spans = pair(text, marks)

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
+from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, why_ordered
 from ragboost.requests.formats.frames.not_documents import (
     are_documents,
     is_document_name,
     is_ordered_name,
 )
 from ragboost.requests.formats.frames.odd_elements import HOLD_TEXTS, why_uncertain
-from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import (
     CLOSER,
+    MAX_TAG,
     Element,
     OddMarkError,
     Tags,
@@ -28,15 +28,18 @@ from ragboost.requests.formats.frames.siblings import (
     is_separator,
     pair,
     separators,
+    tag_end,
     wrappers,
 )
 from ragboost.requests.formats.frames.spans import behind_closing_tag, strip
 from ragboost.requests.formats.groups import DocumentBlock, hint_name
 
-_MAX_TAG = 1024
 _MAX_NAME = 200
-_QUOTE_OR_END = re.compile("[\"'>]")
-_ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
+# A value without quotes ends at the next attribute.
+_ATTRIBUTE = re.compile(
+    r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)'"""
+    r"""|([^\s"'<>=][^<>=]{0,200}?)(?=\s+[\w:.-]+=|\s*/?>))"""
+)
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no", "nr")
 _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
 # Short elements, and the one that holds the text.
@@ -82,8 +85,10 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
                 continue
             problem = why_uncertain(text, name, run, tags, depths, around)
             attributes = [_attributes(text, span) for span in run]
-            if problem or is_sequence(_fields(text, run, attributes)):
-                yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)
+            order = "" if problem else why_ordered(_fields(text, run, attributes))
+            if problem or order:
+                start, end = run[0].start, run[-1].end
+                yield Candidate(start, end, f"<{name}>", problem=problem, order=order)
             else:
                 yield _candidate(text, f"<{name}>", run, attributes)
 
@@ -96,7 +101,7 @@ def whole(text: str, span: Element) -> Element:
     """
     if text[span.inner_start - 1] == ">":
         return span
-    inner = _tag_end(text, span.start)
+    inner = tag_end(text, span.start)
     if inner < 0 or inner > span.inner_end or text[inner - 2] == "/":
         raise OddMarkError("an opening tag that does not end")
     return span._replace(inner_start=inner)
@@ -128,7 +133,7 @@ def _runs(text: str, spans: list[Element]) -> list[list[Element]]:
 
 def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
     start = run[0].start
-    at = max(0, text.rfind("<", max(0, start - _MAX_TAG), start))
+    at = max(0, text.rfind("<", max(0, start - MAX_TAG), start))
     before = _OPENER.match(text, at, start)
     behind = CLOSER.match(text, run[-1].end)
     return before is not None and behind is not None and before[1] == behind[1]
@@ -163,24 +168,12 @@ def _candidate(
     return Candidate(run[0].start, end, name, blocks, behind_closing_tag(text, end))
 
 
-def _tag_end(text: str, at: int) -> int:
-    """Return the offset after a start tag's `>`, skipping quoted values; -1 if it has none."""
-    limit = min(len(text), at + _MAX_TAG)
-    while (match := _QUOTE_OR_END.search(text, at, limit)) is not None:
-        if match[0] == ">":
-            return match.end()
-        at = text.find(match[0], match.end(), limit) + 1
-        if not at:
-            break
-    return -1
-
-
 def _attributes(text: str, span: Element) -> dict[str, _Attribute]:
     found: dict[str, _Attribute] = {}
     if text.find("=", span.start, span.inner_start) < 0:
         return found
     for match in _ATTRIBUTE.finditer(text, span.start, span.inner_start):
-        group = 2 if match[2] is not None else 3
+        group = match.lastindex or 0
         found.setdefault(match[1], _Attribute(match[group], *match.span(group)))
     return found
 

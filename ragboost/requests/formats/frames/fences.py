@@ -5,6 +5,7 @@ from bisect import bisect
 from collections.abc import Iterator, Sequence
 
 from ragboost.requests.formats.frames.candidate import Candidate
+from ragboost.requests.formats.frames.not_documents import holds_documents, is_ordered_name
 from ragboost.requests.formats.frames.siblings import is_separator, separators
 from ragboost.requests.formats.frames.spans import LineMatch, lines
 from ragboost.requests.formats.groups import DocumentBlock, hint_name
@@ -14,6 +15,8 @@ _NAME = re.compile(r"[\w@~][\w./\\@~+-]*\.\w{1,10}\b|[\w.-]+/[\w./-]+")
 NAME = "name and fence"
 _MIN_CHARS = 40
 _MAX_FENCES = 10_000
+_MAX_HEADING = 100
+_MAX_HEADING_WORDS = 4
 
 
 def fences(text: str) -> list[LineMatch]:
@@ -27,6 +30,26 @@ def fences(text: str) -> list[LineMatch]:
 def is_in_code(marks: Sequence[LineMatch], at: int) -> bool:
     """Return True after an odd number of code fences."""
     return bisect(marks, at, key=lambda mark: mark.start) % 2 == 1
+
+
+def opened(text: str, marks: Sequence[LineMatch], found: Candidate) -> Candidate | None:
+    """Return a list that stands in no code block, or fills the only one of a text below a line
+    whose last word says document, as in `## Reference materials:`; None for any other."""
+    if found.frame == NAME or not is_in_code(marks, found.start):
+        return found
+    opener, closer = marks[0], marks[-1]
+    if not found.is_json or len(marks) != 2 or found.end > closer.start:
+        return None
+    if text[opener.end : found.start].strip() or text[found.end : closer.start].strip():
+        return None
+    begin = max(0, opener.start - _MAX_HEADING)
+    heading = text[begin : opener.start].rstrip().rpartition("\n")[2].strip("#*:： \t")
+    words = heading.split()
+    if not 0 < len(words) <= _MAX_HEADING_WORDS or not words[-1].isalnum():
+        return None
+    if is_ordered_name(heading):
+        return None
+    return found._replace(close=closer.end) if holds_documents(words[-1]) else None
 
 
 def find(text: str, marks: Sequence[LineMatch]) -> Iterator[Candidate]:

@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
+from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, why_ordered
 from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.not_documents import is_record
-from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
@@ -43,7 +42,11 @@ def find(
             continue
         headers = [h for h in _headers(text, where) if h.start not in hidden]
         headers = _siblings(text, headers, where)
-        if len(headers) < 2 or is_sequence([_fields(text, header) for header in headers]):
+        if len(headers) < 2:
+            continue
+        if order := why_ordered([_fields(text, header) for header in headers]):
+            frame = ", ".join(headers[0].keys)
+            yield Candidate(where.start, where.start, frame, order=order)  # hides nothing
             continue
         outside = (Container(0, where.start, 0), Container(where.close, len(text), 0))
         others = [h for part in outside for h in _headers(text, part, is_begun=False)]

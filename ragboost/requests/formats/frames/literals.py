@@ -8,18 +8,19 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.requests.formats.frames.candidate import Candidate
+from ragboost.requests.formats.frames.candidate import Candidate, why_ordered
 from ragboost.requests.formats.frames.not_documents import (
     MIN_CHARS,
     are_documents,
     is_record,
 )
-from ragboost.requests.formats.frames.sequences import is_sequence
 from ragboost.requests.formats.frames.siblings import is_count, is_separator, separators
 from ragboost.requests.formats.frames.spans import check_number
 from ragboost.requests.formats.groups import DocumentBlock, hint_name, text_of
 
 _LISTS = ("results", "documents", "passages", "chunks", "hits", "matches", "sources", "context")
+_TEXT = "text"  # the type and the name of a part of a result
+_MAX_KEYS = 8  # places in an object at which its text is sought
 _NAMES = ("title", "source", "sourceName", "name", "url", "path", "id")
 _NUMBERS = ("index", "id", "number", "n")
 _BLANK = " \t\r\n"
@@ -91,12 +92,12 @@ def _of_series(text: str, series: list[_Value], *, is_tool: bool) -> Candidate:
     if len(series) > 1 and len(set(gaps)) == 1 and isinstance(series[0].value, dict):
         values = series
     elif len(series) == 1:
-        values = _elements(text, series[0])
+        values = _elements(text, series[0], is_tool=is_tool)
     else:
         return nothing
-    blocks = _blocks(text, values, is_tool=is_tool)
+    blocks, order = _blocks(text, values, is_tool=is_tool)
     if len(blocks) < 2:
-        return nothing
+        return nothing._replace(order=order)
     close = len(text) if is_tool else end
     return Candidate(start, end, "json", blocks, close, is_json=True)
 
@@ -110,23 +111,23 @@ def _named(text: str, name: re.Match[str], outer: _Value, *, is_tool: bool) -> C
     nothing = Candidate(*outer[:2], "json")
     if is_tool and _has_words_outside(text, name.start(), outer.end):
         return nothing  # maybe a part of a document
-    blocks = _blocks(text, _elements(text, outer), is_tool=False)
+    blocks, order = _blocks(text, _elements(text, outer, is_tool=False), is_tool=False)
     is_list = len(blocks) > 1 and _LINE_END.match(text, outer.end) is not None
     if is_list and are_documents(name[1], [block.text or "" for block in blocks]):
         return Candidate(*outer[:2], "json", blocks, outer.end, is_json=True)
-    return nothing
+    return nothing._replace(order=order)
 
 
-def _elements(text: str, outer: _Value) -> list[_Value]:
-    """Return the elements of a list, or of an object's only list of results."""
+def _elements(text: str, outer: _Value, *, is_tool: bool) -> list[_Value]:
+    """Return the elements of a list, or of an object's only list of results, whatever its name if
+    it is a tool's."""
     value, start = outer.value, outer.start
     if isinstance(value, dict):
         names = [name for name in _LISTS if isinstance(value.get(name), list)]
-        key = f'"{names[0]}"' if len(names) == 1 else ""
-        if not key or text.count(key, start, outer.end) != 1:
+        if not names and is_tool:
+            names = [name for name, each in value.items() if _are_results(each)]
+        if len(names) != 1 or (start := _member(text, start, names[0])) < 0:
             return []
-        start = _skip(text, text.index(key, start) + len(key))
-        start = _skip(text, start + 1)
     if text[start : start + 1] != "[":
         return []
     elements: list[_Value] = []
@@ -143,29 +144,62 @@ def _elements(text: str, outer: _Value) -> list[_Value]:
     return elements if text[at : at + 1] == "]" else []
 
 
-def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[DocumentBlock, ...]:
+def _are_results(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1 and all(map(_text_of, value))
+
+
+def _text_of(value: Any) -> tuple[str, str] | None:
+    """Return the name and value of the text of a tool's result: its own, that of its only part, or
+    that of the one object inside it that has one."""
+    found = text_of(value)
+    if found is not None or not isinstance(value, dict):
+        return found
+    parts = value.get("content")
+    inner = parts if isinstance(parts, list) and len(parts) == 1 else value.values()
+    texts = [found for each in inner if (found := text_of(each)) is not None]
+    return texts[0] if len(texts) == 1 else None
+
+
+def _member(text: str, start: int, name: str) -> int:
+    """Return where the value of an object's member begins; -1 if it has none of this name."""
+    at = _skip(text, start + 1)
+    while text[at : at + 1] == '"':
+        key, at = _DECODER.raw_decode(text, at)
+        at = _skip(text, _skip(text, at) + 1)
+        if key == name:
+            return at
+        _, at = _DECODER.raw_decode(text, at)
+        at = _skip(text, at)
+        at = _skip(text, at + 1) if text[at : at + 1] == "," else at
+    return -1
+
+
+def _blocks(
+    text: str, values: Sequence[_Value], *, is_tool: bool
+) -> tuple[tuple[DocumentBlock, ...], str]:
+    """Return the documents, or why the order of objects may be their content."""
     kinds = {type(each.value) for each in values}
     if kinds == {str}:
         texts = [each.value for each in values]
         keys = [""] * len(values)
     elif kinds == {dict}:
-        found = [text_of(each.value) for each in values]
+        found = [_text_of(each.value) if is_tool else text_of(each.value) for each in values]
         if not all(found) or is_record(values[0].value):
-            return ()
+            return (), ""
         keys, texts = map(list, zip(*found, strict=True))
     else:
-        return ()
+        return (), ""
     mean = sum(map(len, texts)) / len(texts)
     if mean < (1 if is_tool and kinds == {dict} else MIN_CHARS) or not all(map(str.strip, texts)):
-        return ()
-    if kinds == {dict} and is_sequence([_fields(each.value) for each in values]):
-        return ()
+        return (), ""
+    if kinds == {dict} and (order := why_ordered([_fields(each.value) for each in values])):
+        return (), order
     number = _number(values) if kinds == {dict} else ""
     of_values = list(zip(values, keys, texts, strict=True))
     blocks = tuple([_block(text, *each, number) for each in of_values])
     if number and not all(block.numbers for block in blocks):  # it stands elsewhere in one, too
         blocks = tuple([_block(text, *each, "") for each in of_values])
-    return blocks
+    return blocks, ""
 
 
 def _fields(value: dict[str, Any]) -> dict[str, Any]:
@@ -193,13 +227,18 @@ def _block(text: str, each: _Value, key: str, expected: str, number: str) -> Doc
         at = text.index(f'"{number}"', start, end) + len(number) + 2
         if match := _DIGITS.match(text, at, end):
             numbers = (match.span(1),)
-    at = text.find(f'"{key}"', start, end)
-    opening = _skip(text, at + len(key) + 2) if at >= 0 else -1
-    opening = _skip(text, opening + 1) if text[opening : opening + 1] == ":" else -1
-    if opening >= 0 and text[opening : opening + 1] == '"':
-        literal, closing = _DECODER.raw_decode(text, opening)
-        if literal == expected:
-            return DocumentBlock(start, end, expected, opening + 1, closing - 1, numbers, name)
+    is_json = value.get("type") == _TEXT and expected.startswith(("{", "["))
+    at = -1 if is_json else start
+    for _ in range(_MAX_KEYS):
+        at = text.find(f'"{key}"', at, end) if at >= 0 else -1
+        if at < 0:
+            break
+        at = opening = _skip(text, at + len(key) + 2)
+        opening = _skip(text, opening + 1)
+        if text[at : at + 1] == ":" and text[opening : opening + 1] == '"':
+            literal, closing = _DECODER.raw_decode(text, opening)
+            if literal == expected:
+                return DocumentBlock(start, end, expected, opening + 1, closing - 1, numbers, name)
     return DocumentBlock(start, end, None, 0, 0, numbers, name)
 
 

@@ -16,6 +16,7 @@ from ragboost.requests.formats.instructions.asked_order import WORK
 from ragboost.requests.formats.instructions.questions import Question
 
 _BEGINNING = 160  # characters of a document that tell what it follows
+ABOVE = "what stands above them, or how they begin, says that their order is content"
 
 
 class Scan(NamedTuple):
@@ -26,6 +27,7 @@ class Scan(NamedTuple):
     numbers: tuple[tuple[int, int], ...] = ()  # their digits, if the marks count them
     frame: str = ""  # of the open or the ambiguous list
     problem: str = ""  # why a list is left alone; empty if none is
+    order: str = ""  # why the order of one may be its content
 
 
 def may_hold_list(text: str, *, is_tool: bool) -> bool:
@@ -57,15 +59,15 @@ def scan(
         else _candidates(text, code, is_tool, question) + own
     )
     chosen = [_checked(text, each) for each in outermost(chosen)]
-    groups = [
-        each.group(text)
-        for each in chosen
-        if each.blocks and (each.frame == fences.NAME or not fences.is_in_code(code, each.start))
-    ]
+    found = [fences.opened(text, code, each) for each in chosen if each.blocks]
+    groups = [each.group(text) for each in found if each is not None]
     left = next((each for each in chosen if each.problem), None)
     if left is None:
-        marks = ((), ()) if groups else labels.steps(text, HiddenParts(chosen))
-        return Scan(tuple(groups), *marks)
+        if groups:
+            return Scan(tuple(groups))
+        kept = next((c for c in chosen if c.order and not fences.is_in_code(code, c.start)), None)
+        steps = labels.steps(text, HiddenParts(chosen))
+        return Scan((), *steps, *((kept.frame, "", kept.order) if kept is not None else ()))
     if groups:
         return Scan(tuple(groups), frame=left.frame, problem=left.problem)
     return Scan((), left.marks, left.numbers, left.frame, left.problem)
@@ -92,7 +94,7 @@ def _candidates(
         *headers.find(text, hidden, around, is_closed=is_tool),
     ]
     return [
-        each._replace(blocks=()) if each.blocks and _is_sequence(text, each) else each
+        each._replace(blocks=(), order=ABOVE) if each.blocks and _is_sequence(text, each) else each
         for each in found
     ]
 

@@ -47,6 +47,8 @@ _NO_TIMES = _set(
 )
 _RANK = "rank"
 _RELEVANCE = frozenset(("score", "similarity", "relevance"))
+_DISTANCE = "distance"
+_PAGE = "page"
 # Numbers of these may count the results of a search, or belong to a name.
 _NO_COUNTS = frozenset(("item", "query", "title", "name"))
 _COMMIT = "commit"
@@ -120,7 +122,12 @@ def is_sequence(fields: Sequence[Mapping[str, object]]) -> bool:
         return len({str(each.get(_COMMIT)) for each in fields}) == len(fields)
     if (is_titled and len(fields) < 3) or _is_ranked(fields, words):
         return False
-    return any(_is_in_order(fields, name, words[name], is_titled=is_titled) for name in words)
+    is_found = _is_found(fields, words)
+    return any(
+        _is_in_order(fields, name, words[name], is_titled=is_titled)
+        and not (is_found and _PAGE in words[name])
+        for name in words
+    )
 
 
 def _is_message(words: Mapping[str, frozenset[str]], *, is_titled: bool) -> bool:
@@ -180,6 +187,18 @@ def _is_ranked(fields: Sequence[Mapping[str, object]], words: Mapping[str, froze
         if not words[name].isdisjoint(_RELEVANCE):
             scores = [_numbers(each.get(name)) for each in fields]
             if scores[0] > scores[-1] > () and all(a >= b for a, b in pairwise(scores)):
+                return True
+    return False
+
+
+def _is_found(fields: Sequence[Mapping[str, object]], words: Mapping[str, frozenset[str]]) -> bool:
+    """Return True for distances that rise, or for three scores or more that rise: a search gave
+    them, so that pages without a gap may be chance. A time would tell a journey or a game."""
+    for name in words:
+        is_distance = _DISTANCE in words[name]
+        if (is_distance or not words[name].isdisjoint(_RELEVANCE)) and len(fields) > 2:
+            scores = [_numbers(each.get(name)) for each in fields]
+            if () < scores[0] < scores[-1] and all(a <= b for a, b in pairwise(scores)):
                 return True
     return False
 

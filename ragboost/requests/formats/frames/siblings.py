@@ -12,13 +12,18 @@ from typing import NamedTuple
 from ragboost.requests.formats.documents import TooManyDocumentsError
 from ragboost.requests.formats.frames.spans import MAX_DOCUMENTS
 
+MAX_TAG = 1024
 _MAX_NAMES = 64  # tags of one text that are looked at
 _TAG = re.compile(r"<(/?)([^\W\d][\w.:-]{0,63})(?:>|(?=\s))")
+_QUOTE_OR_END = re.compile("=[ \t]*([\"'])|>")
 CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 _MAX_SEPARATOR = 80
 _MAX_EXAMPLE = 16  # characters of an element in a sentence that shows one
 _BEFORE_NAMED = frozenset(" \t(/")  # stands before a mark that a sentence names
 _QUOTES = frozenset("`'\"“”‘’")
+_BRACKETS = frozenset(("(", "（", "「", "『"))
+_GAP = frozenset(("", "\n", "\r", "\t", " ", "<"))  # follows an element, not a sentence's tag
+_MAX_ATTRIBUTES = 100
 
 
 Mark = tuple[int, int, bool]
@@ -43,11 +48,10 @@ class OddMarkError(Exception):
 
 
 def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
-    """Pair openers and closers into the outermost elements.
+    """Pair openers and closers, none of them in quotes, into the outermost elements.
 
-    Marks in quotes or backticks are text. Before the first element, so are marks in a sentence: an
-    instruction may name them or show an example that is not closed. A closer behind a text belongs
-    to an element that begins nowhere.
+    Before the first element, marks in a sentence are text: an instruction may name them or show an
+    example that is not closed. A closer behind a text belongs to an element that begins nowhere.
 
     Raises:
         OddMarkError: an opener without a closer, or a closer without an opener.
@@ -55,8 +59,6 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
     spans: list[Element] = []
     depth, opener, inner_start, named, is_torn = 0, 0, 0, -1, False
     for at, (start, end, is_closer) in enumerate(marks):
-        if start and text[start - 1] in _QUOTES and text[end : end + 1] in _QUOTES:
-            continue
         if not is_closer:
             if depth == 0:
                 if not _begins(text, marks, at):
@@ -98,6 +100,40 @@ def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
     return len(inner.strip()) > _MAX_EXAMPLE and not is_named
 
 
+def is_quoted(text: str, start: int, end: int) -> bool:
+    """Return True for a mark in quotes or backticks, which is text."""
+    return start > 0 and text[start - 1] in _QUOTES and text[end : end + 1] in _QUOTES
+
+
+def _are_named(text: str, opener: Mark, close: int, end: int, is_lined: bool) -> bool:
+    """Return True for an opening and a closing tag that a sentence names with nothing to read
+    between them, as in "what stands in <doc></doc> is true".
+
+    The opening one might end a document, and the closing one be the frame's: not in quotes, nor
+    behind a word and before more text on the line.
+
+    Args:
+        is_lined: the earlier closing ones begin a line, so that this one is not the frame's.
+    """
+    start, inner_start, _ = opener
+    inner = text[inner_start:close]
+    if close - inner_start > _MAX_ATTRIBUTES or "\n" in inner:
+        return False
+    if text[inner_start - 1] != ">":
+        inner = inner.partition(">")[2]
+    if len(inner) > _MAX_EXAMPLE:
+        return False
+    if is_quoted(text, start, end):
+        return True
+    if any(map(str.isalnum, inner)) and not inner[0] == " " == inner[-1]:
+        return False
+    before = text[max(0, start - 2) : start].rstrip(" ")[-1:]
+    behind = text[end : end + 2].lstrip(" ")[:1]
+    if before.isalnum() or before in _BRACKETS:
+        return is_lined or behind not in _GAP
+    return is_lined and behind.isalnum()
+
+
 def separators(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
     return [text[a[1] : b[0]] for a, b in pairwise(spans)]
 
@@ -132,19 +168,29 @@ def is_count(values: Sequence[str]) -> bool:
 
 
 def find_tags(text: str) -> Tags:
-    """Find the tags of a text; of one with very many names, those of the first."""
+    """Find the tags of a text, without those in quotes or backticks and those that a sentence
+    names; of one with very many names, those of the first."""
     marks: dict[str, list[Mark]] = {}
-    closed: dict[str, None] = {}
+    closed: dict[str, bool] = {}  # True: behind line ends only
     num, start = 0, text.find("<")
     while start >= 0:  # `find` is many times faster than the expression's own search
         if match := _TAG.match(text, start):
             end, num = match.end(), num + 1
             slash, name = match.groups()
-            if not slash:
+            if is_quoted(text, start, end):
+                pass
+            elif not slash:
                 marks.setdefault(name, []).append((start, end, False))
             elif text[end - 1] == ">":
-                closed[name] = None
-                marks.setdefault(name, []).append((start, end, True))
+                same = marks.setdefault(name, [])
+                is_lined = closed.get(name, False)
+                if same and not same[-1][2] and _are_named(text, same[-1], start, end, is_lined):
+                    same.pop()
+                else:
+                    is_empty = bool(same) and same[-1][1] == start
+                    begins_line = text[start - 1 : start] == "\n"
+                    closed[name] = closed.get(name, True) and (is_empty or begins_line)
+                    same.append((start, end, True))
             if num > MAX_DOCUMENTS:
                 raise TooManyDocumentsError(num, MAX_DOCUMENTS)
         start = text.find("<", start + 1)
@@ -152,16 +198,30 @@ def find_tags(text: str) -> Tags:
 
 
 def wrappers(text: str, tags: Tags) -> Iterator[Element]:
-    """Yield the elements that occur once, on lines of their own: they enclose a list."""
+    """Yield the elements that occur once, on lines of their own: they enclose a list. A sentence
+    behind one may name its opening tag."""
     for marks in tags.values():
-        openers = [m for m in marks if not m[2] and text[m[1] - 1] == ">"]
         closers = [m for m in marks if m[2]]
+        openers = [m for m in marks if not m[2] and m < closers[-1]] if closers else []
         begin = next((m for m in openers if text[m[0] - 1 : m[0]] in ("", "\n")), None)
-        end = closers[-1]
-        if begin is None or not begin[1] <= end[0] - 1 or text[end[0] - 1] != "\n":
+        if begin is None or openers[-1] != begin or (len(closers) > 1 and closers[-2] > begin):
             continue
-        if openers[-1] == begin and (len(closers) == 1 or closers[-2] < begin):
-            yield Element(begin[0], end[1], begin[1], end[0] - 1)
+        inner_start = begin[1] if text[begin[1] - 1] == ">" else tag_end(text, begin[1])
+        end = closers[-1]
+        if 0 < inner_start < end[0] and text[end[0] - 1] == "\n":
+            yield Element(begin[0], end[1], inner_start, end[0] - 1)
+
+
+def tag_end(text: str, at: int) -> int:
+    """Return the offset after a start tag's `>`, skipping quoted values; -1 if it has none."""
+    limit = min(len(text), at + MAX_TAG)
+    while (match := _QUOTE_OR_END.search(text, at, limit)) is not None:
+        if match[0] == ">":
+            return match.end()
+        at = text.find(match[1], match.end(), limit) + 1
+        if not at:
+            break
+    return -1
 
 
 def depths_of(marks: Sequence[Mark]) -> list[int]:

@@ -72,7 +72,11 @@ def fast_gpt(documents: Sequence[str], question: str) -> str:
         )
         for text in documents
     )
-    return f"将 <Reference></Reference> 中的内容作为知识:\n\n<Reference>\n{listed}\n</Reference>\n"
+    return (
+        f"使用 <Reference></Reference> 中的内容作为参考:\n\n<Reference>\n{listed}\n</Reference>\n\n"
+        "回答要求\n- 避免提及你是从 <Reference></Reference> 获取的知识。\n"
+        "- 保持答案与 <Reference></Reference> 中描述的一致。\n- 使用与问题相同的语言回答。"
+    )
 
 
 def perplexica(documents: Sequence[str], question: str) -> str:
@@ -83,6 +87,17 @@ def perplexica(documents: Sequence[str], question: str) -> str:
     return (
         "You are skilled at web search. Cite with [number] notation.\n\n"
         f"<context>\n{listed}\n</context>\n\nThe day is given by the user."
+    )
+
+
+def perplexica_results(documents: Sequence[str], question: str) -> str:
+    listed = "\n".join(
+        f"<result index={number} title={' '.join(text.split()[:4])}>{text}</result>"
+        for number, text in enumerate(documents, 1)
+    )
+    return (
+        'Cite with [number] notation.\n\n<context>\n<search_results note="You can cite these">\n'
+        f"{listed}\n</search_results>\n</context>\n"
     )
 
 
@@ -264,6 +279,7 @@ APPLICATIONS = [
     Application("Dify", "system", dify, evidence=True),
     Application("FastGPT", "system", fast_gpt),
     Application("Perplexica", "system", perplexica, evidence=True),
+    Application("Perplexica: elements", "system", perplexica_results),
     Application("LobeChat", "user", lobe_chat),
     Application("LibreChat", "system", libre_chat),
     Application("Langchain-Chatchat", "user", chatchat, evidence=True),

@@ -125,6 +125,43 @@ def test_tags_that_a_sentence_names_above_the_list_are_none_of_it(named: str) ->
     assert texts_of(scan(text)) == [[LEASE, RENT]]
 
 
+@pytest.mark.parametrize("name", ["doc", "context"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        "Answer from <X></X> only.",
+        "避免提及你是从<X></X>获取的知识",
+        "What stands in <X>...</X> is true.",
+        "What stands between <X> and </X> is true.",
+        "Never mention `<X></X>` or `</X>`",
+        "- Never mention <X></X>",
+        "- <X></X> holds the facts.",
+        'Cite <X id="1"></X> as [1].',
+    ],
+)
+def test_tags_that_a_sentence_names_around_the_list_are_none_of_it(named: str, name: str) -> None:
+    named = named.replace("X", name)
+    listed = "\n".join(f"<doc>\n{text}\n</doc>" for text in (LEASE, RENT))
+    text = f"{named}\n\n<context>\n{listed}\n</context>\n\n{named}\n\nWhy?"
+    assert texts_of(scan(text)) == [[LEASE, RENT]]
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_attributes_need_no_quotes(quote: str) -> None:
+    def listed(*documents: str) -> str:
+        blocks = [
+            f"<result index={at} title={quote}Ada's {text[:4]}{quote} lang=en>{text}</result>"
+            for at, text in enumerate(documents, 1)
+        ]
+        return '<context>\n<results note="Cite these">\n{}\n</results>\n</context>'.format(
+            "\n".join(blocks)
+        )
+
+    moved = text_of(reorder(user(listed(LEASE, RENT, PETS)), [2, 0, 1]))
+    assert moved.startswith(listed(PETS, LEASE, RENT).removesuffix("</context>"))
+    assert scan(moved).groups[0].blocks[0].name == f'"Ada\'s {PETS[:4]}"'
+
+
 @pytest.mark.parametrize("num_before", [0, 10, 31, 32, 33, 100, 2000])
 def test_documents_are_found_among_many_other_tags(num_before: int) -> None:
     documents = [f"Text {i} <b>bold</b> {'words ' * 300}".strip() for i in range(40)]

@@ -1,5 +1,7 @@
 """Files in code fences under their names, and other code."""
 
+import json
+
 import pytest
 
 from ragboost.requests.formats.frames import scan
@@ -7,6 +9,26 @@ from tests.requests.formats.frames.texts import LEASE, PLAIN, RENT, elements, pr
 from tests.requests.formats.rewriting import reorder, text_of, user
 
 CODE = 'def sign(lease):\n    """<doc>x</doc> [1] y"""\n\n    return lease.sign()'
+
+
+def fenced(heading: str, *texts: str) -> str:
+    listed = json.dumps([{"id": n, "content": text} for n, text in enumerate(texts, 1)])
+    return f"Why?\n\n{heading}\n\n```json\n{listed}\n```\n\nAnswer in English."
+
+
+@pytest.mark.parametrize("heading", ["## Reference Materials:", "Documents:", "**Context**"])
+def test_a_list_that_fills_the_block_below_its_name_is_found(heading: str) -> None:
+    moved = text_of(reorder(user(fenced(heading, LEASE, RENT)), [1, 0]))
+    begin = fenced(heading, RENT, LEASE).removesuffix("\n\nAnswer in English.")
+    assert moved.startswith(begin)
+    assert moved.endswith("Answer in English.")
+
+
+@pytest.mark.parametrize("heading", ["Example documents:", "Request body:", "What are documents?"])
+def test_a_list_in_any_other_block_is_code(heading: str) -> None:
+    assert scan(fenced(heading, LEASE, RENT)).groups == ()
+    more = fenced("Documents:", LEASE, RENT) + "\n```\nmore\n```"
+    assert scan(more).groups == ()
 
 
 def files(name: str, *texts: str) -> str:

@@ -51,6 +51,14 @@ def test_a_closing_tag_in_quotes_is_text(tag: str) -> None:
     assert elements(tag)(documents[::-1]) in moved
 
 
+@pytest.mark.parametrize("inside", ["{}</{}> or <{}>", "{}\n</{}>\n<{}>", "{} </{}> (<{}>"])
+@pytest.mark.parametrize("question", ["\n\nWhy?", "\n- Why?", ""])
+def test_a_document_that_ends_with_its_opening_tag_is_not_cut(inside: str, question: str) -> None:
+    for last in ("doc", "file"):
+        text = elements(last)([LEASE, RENT, inside.format(PETS, last, last)]) + question
+        assert scan(text).groups == ()
+
+
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_line_that_begins_with_a_number_of_the_list_moves_nothing(label: str, place: int) -> None:

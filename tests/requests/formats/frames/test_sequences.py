@@ -35,6 +35,8 @@ SEQUENCES: dict[str, Fields] = {
     "slides": lambda i: {"slideNumber": i + 5},
     "steps": lambda i: {"title": f"Step {i + 5}: the roof"},
     "headings": lambda i: {"heading": f"第{i + 5}章"},
+    "journey": lambda i: {"time": f"10:0{i}", "distance": i * 7},
+    "match": lambda i: {"minute": 40 + i, "score": i},
     "notebook": lambda i: {"cell_type": "markdown"},
     "sides": lambda i: {"type": ("human", "ai")[i % 2]},
     "sides as classes": lambda i: {"kind": ("HumanMessage", "AIMessage")[i % 2]},
@@ -46,6 +48,8 @@ RESULTS: dict[str, Fields] = {
     "pages": lambda i: {"page": (5, 9, 6, 30)[i]},
     "pages with a gap": lambda i: {"page": (5, 6, 8, 9)[i]},
     "scores": lambda i: {"score": 0.9 - i / 10},
+    "pages and distances": lambda i: {"page": i + 5, "vectorDistance": 0.2 + i / 10},
+    "pages, best last": lambda i: {"pageNumber": i + 5, "relevance_score": 0.2 + i / 10},
     "scores and dates": lambda i: {"score": 0.9 - i / 10, "date": f"2024-05-0{i + 1}"},
     "authors": lambda i: {"author": f"ann{i}"},
     "types": lambda i: {"type": ("pdf", "web")[i % 2]},
@@ -108,6 +112,14 @@ def test_a_list_whose_fields_are_in_order_stays(name: str, write: Callable[[Fiel
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_of_a_search_are_found(name: str, write: Callable[[Fields], str]) -> None:
     assert len(scan(prompt(write(RESULTS[name])), question=Question.ANNOUNCED).groups) == 1
+
+
+@pytest.mark.parametrize("field", ["page", "pageNumber", "time"])
+def test_the_field_that_says_the_order_is_named(field: str) -> None:
+    values = [{"name": "a", field: f"10:0{i}" if field == "time" else i} for i in range(4)]
+    for write in WRITERS:
+        result = scan(prompt(write(lambda i: values[i])), question=Question.ANNOUNCED)
+        assert repr(field) in result.order
 
 
 def test_the_first_of_two_times_counts() -> None:
