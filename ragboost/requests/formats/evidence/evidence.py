@@ -15,6 +15,8 @@ from ragboost.requests.formats.evidence.line_digests import Digests, TextLine, r
 from ragboost.requests.formats.evidence.list_model import Cut
 from ragboost.requests.formats.evidence.traffic import Traffic
 from ragboost.requests.formats.frames.not_documents import is_dialogue, is_work
+from ragboost.requests.formats.frames.sequences import are_in_sequence
+from ragboost.requests.formats.instructions.asked_order import asked_order
 from ragboost.util.bounded_map import BoundedMap
 
 _MAX_CHARS = 256 * 1024
@@ -31,9 +33,9 @@ _MAX_DECISIONS = 2048
 _MAX_SPANS = 16_384
 _SPAN_BYTES = 150
 _TTL_S = 86_400.0
+# A document named by its place, for lists without numbers; `asked_order` knows the other ways.
 _PLACES = re.compile(
-    r"\b(?:first|second|third|fourth|fifth|last|next|previous|\d+(?:st|nd|rd|th))\s+(?:of the\s+)?"
-    r"(?:document|passage|paragraph|source|text|context|excerpt|chunk|section|article)"
+    r"\b(?:next|previous)\s+(?:document|passage|paragraph|source|text|excerpt|chunk|article)"
     r"|(?<!\n)\b(?:document|passage|paragraph|source|excerpt|chunk|article)\s+(?:no\.?\s*|number\s+|#)?\d",
     re.IGNORECASE,
 )
@@ -186,12 +188,13 @@ def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
         return False
     start, end = spans[0].start, spans[-1].end
     contents = [text[span.start : span.end] for span in spans]
-    if is_work(text, start, end) or all(map(is_dialogue, contents)):
+    if is_work(text, start, end) or all(map(is_dialogue, contents)) or are_in_sequence(contents):
         return False
     cue = text.rstrip().rpartition("\n")[2]  # examples show how to go on behind it
     if cue.endswith((":", "：")) and all(f"\n{cue}" in content for content in contents):
         return False
-    return _PLACES.search(text[:start] + "\n" + text[end:]) is None
+    around = text[:start] + "\n" + text[end:]
+    return not asked_order(around) and _PLACES.search(around) is None
 
 
 def _spans(text: str, lines: Sequence[TextLine], cut: Cut) -> tuple[DocumentSpan, ...]:

@@ -91,6 +91,8 @@ _WORK_CITED = re.compile(
     re.IGNORECASE,
 )
 _MAX_CITED = 400
+_ARROW = re.compile(r"[^\n]\s+(?:=>|->|→)\s")  # of an example, in its first lines
+_MAX_EXAMPLE = 200
 # Work on each element of a list, whose result has its order.
 _ORDER_TO_WORK = (
     r"\b(?:translate|label|classify|categori[sz]e|rank|sort|rate|score|annotate|grade|proofread)"
@@ -165,7 +167,7 @@ def is_work(text: str, start: int, end: int) -> bool:
 
 def is_dialogue(text: str) -> bool:
     """Return True for a part of a conversation or an example: `Q: ...`, `User: ...`, `{...}`."""
-    if text.startswith("{"):
+    if text.startswith("{") or _ARROW.search(text, 0, _MAX_EXAMPLE):
         return True
     label, colon, _ = text[:40].partition(":")
     words = _WORDS.findall(label.lower())

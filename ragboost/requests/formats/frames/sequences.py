@@ -86,7 +86,7 @@ _TIME = re.compile(
 _DAYS = "(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
 _LINK = re.compile(
     rf"{_DAYS}\b[^\n]{{0,20}}:|commit [0-9a-f]{{7,40}}\b"
-    r"|From: [^\n]+\n(?:To|Subject|Date): "
+    r"|From: [^\n]+\n(?:To|Subject|Date): |@@ -\d|Thought:|(?:[-*] )?\[[ xX]\] "
 )
 _FIRST = re.compile(r"(?:\W{0,3}First(?:ly)?|To begin with)\b[ ,:]")
 _NEXT = re.compile(

@@ -283,15 +283,6 @@ def test_a_text_with_other_lines_at_its_ends_shows_all_its_moved_lines() -> None
         assert set(moved_lines(first, second).keys) == inverted
 
 
-def test_a_question_about_places_leaves_the_documents_in_place() -> None:
-    evidence, *texts = Evidence(), *[prompt.text for prompt in prompts(1)]
-    for text in texts[:-1]:
-        cut(evidence, text)
-    head, _, _ = texts[-1].rpartition("Question: ")
-    assert not cut(evidence, f"{head}Question: What does the second document say of rent?")
-    assert cut(evidence, f"{head}Question: What does the lease say of rent?")
-
-
 def test_two_tails_behind_one_head_leave_the_last_document_in_place() -> None:
     """Whatever the tail is, it is no part of a document."""
     evidence, num_cut = Evidence(), 0

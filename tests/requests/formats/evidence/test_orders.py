@@ -1,0 +1,31 @@
+"""What evidence would find, where its order is asked for or is its content."""
+
+import random
+
+from ragboost.requests.formats.evidence.evidence import Evidence
+from tests.requests.formats.evidence.evidence_worlds import paragraph, write
+from tests.requests.formats.evidence.test_evidence import (
+    BLANK_LINES,
+    QUESTION_BEHIND,
+    cut,
+    prompts,
+)
+
+
+def test_a_question_about_places_leaves_the_documents_in_place() -> None:
+    evidence, *texts = Evidence(), *[prompt.text for prompt in prompts(1)]
+    for text in texts[:-1]:
+        cut(evidence, text)
+    head, _, _ = texts[-1].rpartition("Question: ")
+    assert not cut(evidence, f"{head}Question: What does the second document say of rent?")
+    assert cut(evidence, f"{head}Question: What does the lease say of rent?")
+
+
+def test_new_texts_that_follow_each_other_stay_in_a_known_template() -> None:
+    for beginning, is_cut in (("Step {}. ", False), ("2024-05-0{}: ", False), ("Hall {}9. ", True)):
+        evidence, rng = Evidence(), random.Random(4)
+        for prompt in prompts(1):
+            cut(evidence, prompt.text)
+        texts = [(n, [beginning.format(n) + paragraph(rng)]) for n in range(1, 5)]
+        new = write(texts, BLANK_LINES, QUESTION_BEHIND, "Who?").text
+        assert bool(cut(evidence, new)) == is_cut
