@@ -26,6 +26,6 @@ def test_new_texts_that_follow_each_other_stay_in_a_known_template() -> None:
         evidence, rng = Evidence(), random.Random(4)
         for prompt in prompts(1):
             cut(evidence, prompt.text)
-        texts = [(n, [beginning.format(n) + paragraph(rng)]) for n in range(1, 5)]
+        texts = [(n, [beginning.format(n) + paragraph(rng, 170)]) for n in range(1, 5)]
         new = write(texts, BLANK_LINES, QUESTION_BEHIND, "Who?").text
         assert bool(cut(evidence, new)) == is_cut
