@@ -218,9 +218,55 @@ def test_an_instruction_behind_the_documents_stays_as_it_is(
     client: httpx.Client, backend: ScriptedEndpoint
 ) -> None:
     ask(client, asked(ORDERS[0]))
-    ask(client, asked(ORDERS[1], "What does [2] say?\n- Cite as [1][2]."))
-    text = str(backend.bodies[1]["messages"][1]["content"])
-    assert text.endswith("Question: What does [1] say?\n- Cite as [1][2].")
+    cited = "Who signed?\n- Cite as [1][2]."
+    answer = text_of(ask(client, asked(ORDERS[1], cited)))
+    assert backend.bodies[1]["messages"][1]["content"].endswith(cited)
+    later = {"role": "user", "content": "What does [2] say?\n- Cite as [1][2]."}
+    ask(client, asked(ORDERS[1], cited), {"role": "assistant", "content": answer}, later)
+    text = backend.bodies[2]["messages"][-1]["content"]
+    assert text == "What does [1] say?\n- Cite as [1][2]."
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        *("Is [2] a draft?", "Compare documents 1 and 2.", "Prefer Doc #2.", "Trust source id=2."),
+        *("Is x [2] or [1, 2]?", "See Document 2 of my own lease."),
+    ],
+)
+def test_documents_stay_in_the_turn_in_which_the_client_names_one(
+    client: httpx.Client, backend: ScriptedEndpoint, named: str
+) -> None:
+    ask(client, asked(ORDERS[0]))
+    message = asked(ORDERS[1])
+    above = {"role": "user", "content": f"{named}\n\n{message['content']}"}
+    for messages in ([above], [asked(ORDERS[1], named)], [{**SYSTEM, "content": named}, message]):
+        response = ask(client, *messages)
+        assert backend.bodies[-1]["messages"][1:] == messages
+        assert response.headers["x-ragboost-bypass"] == "numbered_documents"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Now solve for x = [1, 2, 3].",
+        "Fix it:\n```py\na = [1, 2]\nprint(a, [3])\n```",
+        '{"ids": [1, 2], "see": "[3]"}',
+        "matrix [[1, 2], [3, 1]], the vector [1, 2] and the interval [1, 3]",
+        "- [x] a\n- [1] b\nsee Document 2 of my tax return",
+        "My abstract: 'As shown in [1] and [3], sites differ [2].' Improve the style.",
+        "I attach my own Document 2.",
+    ],
+)
+def test_what_is_no_question_about_a_document_stays_in_later_turns(
+    client: httpx.Client, backend: ScriptedEndpoint, question: str
+) -> None:
+    ask(client, asked(ORDERS[0], label="Document {}:"))
+    first = asked(ORDERS[1], label="Document {}:")
+    answer = {"role": "assistant", "content": text_of(ask(client, first))}
+    ask(client, first, answer, {"role": "user", "content": question})
+    assert backend.bodies[-1]["messages"][:2] == backend.bodies[-2]["messages"]
+    assert backend.bodies[-1]["messages"][-1]["content"] == question
 
 
 def test_arguments_of_tools_and_answers_that_are_no_json_pass(
