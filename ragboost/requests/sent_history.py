@@ -151,7 +151,7 @@ class ResentMessages:
         # What the question became in an earlier request with the same documents.
         self.repeated: SentMessage | None = None
         self.state = SessionState("proxied")  # the Booster's record of the turns in `sent`
-        self.num_known = conversation.num_known if conversation is not None else 0
+        self.num_known = 0  # messages at the beginning that were sent before
         self._digests: dict[int, Digest] = {}  # of the histories up to each known form
         self._bare: int | None = None  # the question, if its documents are given no more
         self._body = body
@@ -159,6 +159,8 @@ class ResentMessages:
         if conversation is None:
             return
         self.links = links
+        known = (at for at in range(len(links), 0, -1) if links[at - 1] in conversation.forms)
+        self.num_known = min(conversation.num_known, next(known, 0))
         again = None
         if question is not None:
             forms = conversation.forms.get(self.links[question], ())

@@ -142,13 +142,10 @@ class CitationMap(msgspec.Struct, frozen=True, dict=True):
 
     def beside(self, others: "OtherLists") -> "CitationMap | None":
         """Return what still maps where other lists have the same numbers; None if nothing does."""
-        if not others.has_brackets and not others.words:
-            return self
         words = tuple(word for word in self.words if word.lower() not in others.words)
-        has_brackets = not others.has_brackets and words == self.words
-        if not words and not has_brackets:
-            return None
-        return replace(self, words=words, has_brackets=has_brackets, is_alone=False)
+        if not others.has_brackets and words == self.words:
+            return self
+        return replace(self, words=words, has_brackets=False, is_alone=False) if words else None
 
     @cached_property
     def longest_word(self) -> int:

@@ -51,6 +51,28 @@ def test_the_tag_of_elements_that_count_is_a_word() -> None:
 
 
 @pytest.mark.parametrize(
+    ("question", "mapped"),
+    [
+        ("Who?\n1. Ada\n2. Bob\n3. Cy", "[2], source 1, document 2"),
+        ("Step 1: read\nStep 2: write", "[2], source 1, document 2"),
+        ("My notes:\n[1] one thing\n[2] other thing", "[1], source 2, document 2"),
+        ("Source 1: one thing\nSource 2: other thing", "[1], source 2, document 2"),
+        ("Document 1: one thing\nDocument 2: other thing", "[1], source 2, document 1"),
+    ],
+)
+def test_another_list_leaves_what_only_cites_the_first_one(question: str, mapped: str) -> None:
+    first = f"<context>\n{numbered('Document {}:')([LEASE, RENT])}\n</context>\n\nWho?"
+    texts = [("user", first), ("assistant", "Ada [1]."), ("user", question)]
+    body = {"messages": [{"role": role, "content": text} for role, text in texts]}
+    hit = find_format(make_formats(Settings()), body)
+    assert hit is not None
+    assert hit[1].numbering is not None
+    answer = hit[1].numbering.answer_map([1, 0])
+    cited = "[1], source 2, document 1"
+    assert (answer.apply(cited) if answer is not None else cited) == mapped
+
+
+@pytest.mark.parametrize(
     ("fields", "is_fixed"),
     [
         ({}, False),
