@@ -51,8 +51,14 @@ _EXAMPLE = re.compile(
     r"|citez|citar?)(?!\w)|引用|标注|例如",
     re.IGNORECASE,
 )
+_STYLE = re.compile(  # the same, if the line asks nothing
+    r"\b(?:brackets?|format|notation|footnotes?|inline|attribut\w+|referenc(?:e|es|ed|ing)"
+    r"|numbered|labell?ed|etc|and so on|Fußnoten?|Klammern|crochets|corchetes|formato)\b"
+    r"|\b(?:like [\"'`(]?|sources?: ?)\[|\]\[\d|\.\.\.|…|格式|注明|角标|形式",
+    re.IGNORECASE,
+)
 _NAMES = (
-    *("text", "article", "result", "file", "paper", "citation", "dokument", "quelle", "fuente"),
+    *("text", "citation", "dokument", "quelle", "fuente"),
     *("documento", "文档", "文獻", "文献", "来源", "來源", "资料", "資料"),
 )
 _QUOTED = re.compile(
@@ -314,7 +320,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     paragraph behind one that ends with a colon, are examples."""
     at, is_example = 0, False
     for line in text.splitlines(keepends=True):
-        if _EXAMPLE.search(line):
+        if _EXAMPLE.search(line) or ("?" not in line and _STYLE.search(line)):
             is_example = line.rstrip().endswith((":", "："))
         elif not line.strip():
             is_example = False
