@@ -36,9 +36,7 @@ _SIGNS = (
 )
 WORD = rf"(?>[^\W\d_]{{1,24}}(?:(?=\W)[{_SIGNS}]{{1,4}}[^\W\d_]{{0,24}}){{0,12}})"
 _TOKEN = re.compile(r"\n[ \t>]{0,16}[`~]{0,32}|`{1,32}|</?(?:code|pre)[ >]|[0-9]{1,7}")
-_LONGEST_TAG = len("</code>")
 _ITEM = re.compile(r"[-*+•]|[0-9]{1,3}[.)]")  # of a list, whose paragraphs are indented
-_MAX_DIGITS = 6
 _MAX_NUMBERS = 64  # in one pair of brackets
 _CONTEXT = LONGEST_LEAD + 32  # characters before a number that are looked at
 _SPACES = ("", " ")
@@ -59,7 +57,7 @@ _RANGES = (
 )
 _RANGE = re.compile(rf"(?:{'|'.join(map(re.escape, sorted(_RANGES, key=len)))})[0-9]")
 _LONGEST_RANGE = max(map(len, _RANGES))
-_NUMBER = rf"[0-9]{{1,{_MAX_DIGITS}}}(?![0-9])"
+_NUMBER = r"[0-9]{1,6}(?![0-9])"
 _NUMBERS = re.compile(
     rf"{_NUMBER}(?:(?:{'|'.join(map(re.escape, _SEPARATORS))}){_NUMBER}){{0,{_MAX_NUMBERS - 1}}}"
 )
@@ -266,7 +264,7 @@ class CitationScanner:
                 end = stop
             self._at = end
         else:
-            tag = buffer.rfind("<", max(self._at, len(buffer) - _LONGEST_TAG))
+            tag = buffer.rfind("<", max(self._at, len(buffer) - len("</code>")))
             self._at = len(buffer) if tag < 0 or is_end else tag
         self.released = self._base + held
         cut = self._at - _CONTEXT
@@ -354,7 +352,9 @@ class CitationScanner:
         is_cut = len(behind) < _LONGEST_LOCATOR and not is_end
         if not behind.startswith(closer):
             length = behind.find(closer)
-            if length < 0 and is_cut and _is_open(behind):
+            is_open = any(each.startswith(behind) for each in _SEPARATORS)
+            is_open |= behind[:1] in (",", ";", ":") and not {"\n", "["}.intersection(behind)
+            if length < 0 and is_cut and is_open:
                 return None
             if length < 0 or not _LOCATOR.fullmatch(behind, 0, length):
                 return end
@@ -396,10 +396,3 @@ class CitationScanner:
         if pattern is None or self._buffer[start - 1] not in self.map.word_ends:
             return None
         return pattern.search(self._buffer, max(0, start - self.map.longest_word), start)
-
-
-def _is_open(behind: str) -> bool:
-    """Return True if what stands behind a number in brackets may become more of a citation."""
-    if any(each.startswith(behind) for each in _SEPARATORS):
-        return True
-    return behind[:1] in (",", ";", ":") and "\n" not in behind and "[" not in behind
