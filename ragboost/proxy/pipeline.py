@@ -305,7 +305,8 @@ class BoostPipeline:
         is_usage_added = has_options and context is not None and self._lacks_usage(parsed)
         session_id = new_id if has_options else None
         body = self._body(parsed, result, session_id, is_usage_added=is_usage_added)
-        headers = request_headers(parsed.headers, is_read=is_read or context is not None)
+        is_read = is_read or context is not None or result.citations is not None
+        headers = request_headers(parsed.headers, is_read=is_read)
         if new_id is not None:
             headers = with_header(headers, SESSION_HEADER, new_id.name.encode())
         savings = NO_SAVINGS

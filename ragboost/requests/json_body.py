@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from ragboost.errors import json_type
-from ragboost.requests.wires.body import message_field
+from ragboost.requests.wires.body import resent_list
 from ragboost.requests.wires.registry import ANY
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -89,9 +89,8 @@ class JsonBody:
                 raise MalformedBodyError(f"the body has more than {_MAX_MESSAGES} {name}")
         self._elements: dict[str, list[msgspec.Raw]] = {}
         # The field of the messages that a client resends with every turn; empty if there is none.
-        name = message_field(self.fields)
-        self.list_name = name if isinstance(self.fields.get(name), list) else ""
-        self.messages: Sequence[msgspec.Raw] = self.elements(name) if self.list_name else ()
+        self.list_name = name = resent_list(self.fields)
+        self.messages: Sequence[msgspec.Raw] = self.elements(name) if name else ()
 
     @classmethod
     def unread(cls, raw: bytes) -> Self:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from ragboost.booster.tenants import TenantKey
+from ragboost.booster.tokens import num_bytes
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.requests.formats import (
     AmbiguousDocumentsError,
@@ -169,6 +170,20 @@ class ParsedRequest:
             return ""
         return prompt_prefix(self.body, self.shape, self.found, kind=self.kind)
 
+    def bytes_around(self) -> tuple[int, int]:
+        """Count the bytes of the messages before the documents', and of that one and all others.
+
+        The second count leaves the documents out, but not other text of their message.
+        """
+        body, found = self.body, self.found
+        if found is None or found.message is None:
+            return 0, 0
+        sizes = [memoryview(message).nbytes for message in body.messages]
+        texts = [document.text for document in found.documents]
+        is_ascii = all(map(str.isascii, texts))
+        inside = sum(map(len if is_ascii else num_bytes, texts))
+        return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
+
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
 
@@ -196,7 +211,7 @@ class ParsedRequest:
             is_behind: the documents above the messages belong to their history.
             is_boosted: the client wants its documents boosted; None: that makes no difference.
         """
-        if self.found is None or self.found.message is None:
+        if self.found is None or self.found.message is None or not self.links:
             return ResentMessages(self.body, None)
         return ResentMessages(
             self.body,

@@ -11,7 +11,6 @@ from msgspec import Raw
 
 from ragboost.booster import Booster, CarriedDocuments, SessionState, Turn
 from ragboost.booster.context import Context
-from ragboost.booster.tokens import num_bytes
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.hints import label_documents
 from ragboost.ordering import Order
@@ -19,7 +18,6 @@ from ragboost.requests.formats import Format, FoundDocuments
 from ragboost.requests.formats.citations import CitationMap
 from ragboost.requests.formats.documents import order_of
 from ragboost.requests.formats.ragboost_object import blank_positions, without_object
-from ragboost.requests.json_body import JsonBody
 from ragboost.requests.parsed_request import Bypass, ParsedRequest
 from ragboost.requests.prompt_prefix import prompt_prefix
 from ragboost.requests.sent_history import (
@@ -27,6 +25,7 @@ from ragboost.requests.sent_history import (
     HistoryDelta,
     ResentMessages,
     SentMessage,
+    renumbered,
     with_messages,
 )
 from ragboost.types import KEY_OF, Document
@@ -64,6 +63,7 @@ class Rewriting:
         self._booster: Booster | None = None
         self._planned: Order | None = None
         self._ratio: float | None = None
+        self._resent: dict[int, SentMessage] = {}  # of the history, by index
 
     def boost(
         self,
@@ -127,9 +127,18 @@ class Rewriting:
 
     def _put(self, sent: Mapping[int, SentMessage]) -> None:
         self.fields = with_messages(self._body, self.fields, sent)
+        self._resent.update(sent)
 
     def _leave(self, bypass: Bypass | None, history: ResentMessages) -> None:
-        self.bypass, self.delta = bypass, history.with_last()
+        self.bypass = bypass
+        self._renumber(history)
+        self._keep_written(history)
+
+    def _renumber(self, history: ResentMessages) -> None:
+        """Write the numbers of resent documents into what is said of them behind."""
+        self.fields, self.citations = renumbered(
+            self._body, self.fields, self._resent, num_known=history.num_known
+        )
 
     def _resend(self, bypass: Bypass | None) -> None:
         history = ResentMessages(self._body, self._conversation, links=self._request.links)
@@ -159,7 +168,8 @@ class Rewriting:
             turn = history.state.turns[-1] if conversation is not None else None
             self._write(history, outcome, turn=turn)
             self._count(outcome, before=history.num_bytes(body, found.message or 0))
-        self.delta = history.with_last(self.delta)
+        self._renumber(history)
+        self._keep_written(history)
 
     def _repeat(
         self, history: ResentMessages, repeated: SentMessage, bypass: Bypass | None
@@ -195,9 +205,8 @@ class Rewriting:
         The shape writes the same history the same way each time, given the order of the first
         documents; a conversation keeps that order even if the index would give another one.
         """
-        found, body, conversation = self._found, self._body, self._conversation
-        links = self._request.links
-        history = ResentMessages(body, conversation, links=links, is_in_place=True)
+        found, links = self._found, self._request.links
+        history = ResentMessages(self._body, self._conversation, links=links, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
         is_other = own is not None and own.retrieved != found.keys
         others = {at: sent for at, sent in history.sent.items() if at != found.message}
@@ -215,7 +224,8 @@ class Rewriting:
             self.num_dropped = found.num_repeated
             self.num_documents = len(found.documents) + found.num_later - found.num_repeated
             self._put(others)
-            self._keep_references(history)
+            self._renumber(history)
+            self._keep_written(history)
             return
         self.prompt_prefix = self._request.prompt_prefix
         if stays := own is None and (numbers := found.numbering) is not None and numbers.stays:
@@ -224,14 +234,16 @@ class Rewriting:
         if isinstance(outcome, Bypass):
             self._keep_history(outcome, history)
             return
-        self._write(history, outcome)
+        citations = None
+        if (numbers := found.numbering) is not None:
+            order = order_of(found.documents, outcome.documents)
+            citations, self.citations = numbers.moved(order), numbers.answer_map(order)
+        self._write(history, outcome, citations=citations)
         self._put(others)
-        self._keep_references(history)
-        before, after = _bytes_around(body, found)
+        self._keep_written(history)
+        before, after = self._request.bytes_around()
         self._count(outcome, before=before, after=after)
         self.bypass = Bypass("numbered_documents") if stays else None
-        if (numbers := found.numbering) is not None:
-            self.citations = numbers.answer_map(order_of(found.documents, outcome.documents))
 
     def _keep_history(self, bypass: Bypass, history: ResentMessages) -> None:
         """Leave the last message as it came, and send those before it as before."""
@@ -249,6 +261,7 @@ class Rewriting:
             return
         history = request.history(conversation, is_behind=True)
         self._put({**inside.sent, **history.sent})
+        self._renumber(inside)
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
@@ -331,6 +344,7 @@ class Rewriting:
         *,
         turn: Turn | None = None,
         is_boosted: bool = True,
+        citations: CitationMap | None = None,
     ) -> None:
         written = self._shape.replace(self.fields, self._found, context)
         message, name = self._found.message, self._body.list_name
@@ -347,14 +361,14 @@ class Rewriting:
         labels = context.labels if self._shape.in_message else ()
         retrieved, documents = _keys(context.retrieved), _keys(context.documents)
         is_hinted = context.is_order_hinted
-        kept = SentMessage(sent, retrieved, documents, is_boosted, labels, is_hinted)
+        kept = SentMessage(sent, retrieved, documents, is_boosted, labels, is_hinted, citations)
         if history.sent.get(message) != kept:
             parent = history.digest(message)
             self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
 
-    def _keep_references(self, history: ResentMessages) -> None:
-        """Keep messages with references as they are sent, for later turns with another shape; those
-        that were sent as they came stay so."""
+    def _keep_written(self, history: ResentMessages) -> None:
+        """Keep messages with references or other numbers as they are sent, for later turns of
+        another shape; those that were sent as they came stay so."""
         name, sent, parent = self._body.list_name, list(self.delta.sent), self.delta.parent
         messages, originals = self.fields.get(name, ()), self._body.fields.get(name, ())
         places = range(len(history.links))
@@ -384,17 +398,3 @@ class Rewriting:
 
 def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
     return tuple(map(KEY_OF, documents))
-
-
-def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
-    """Count the bytes of the messages before the documents' own, and of all others and their own.
-
-    The second count leaves the documents out, but not other text of their message.
-    """
-    if found.message is None:
-        return 0, 0
-    sizes = [memoryview(message).nbytes for message in body.messages]
-    texts = [document.text for document in found.documents]
-    is_ascii = all(map(str.isascii, texts))
-    inside = sum(map(len if is_ascii else num_bytes, texts))
-    return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)

@@ -5,6 +5,7 @@ foreign history finds none. Where branches differ, each form knows what it was s
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,11 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from ragboost.booster import SessionState, Turn
+from ragboost.requests.formats.citations import CitationMap
+from ragboost.requests.formats.groups import Edit, splice
+from ragboost.requests.formats.numbering import later_texts
 from ragboost.requests.json_body import JsonBody, Link
+from ragboost.requests.wires.body import Path, at_path, put
 from ragboost.requests.wires.registry import ANY
 
 Digest = bytes
@@ -22,6 +27,7 @@ Digest = bytes
 
 UNCHANGED: Digest = b""
 FORM_BYTES = 400  # memory of a form beside its message
+_NUMBER_BYTES = 200  # and of each number of its citations
 
 
 class SentMessage(NamedTuple):
@@ -31,6 +37,9 @@ class SentMessage(NamedTuple):
     is_boosted: bool = True  # else they are in the order given, without hints
     labels: tuple[str, ...] = ()  # of `documents`, as the message shows them; empty if it does not
     is_order_hinted: bool = True  # unless the hint cost too much: see `Context`
+    # The numbers that its documents have here for the client's, if they were moved: for whatever
+    # is said of them behind it.
+    citations: CitationMap | None = None
 
     @property
     def referred(self) -> set[str]:
@@ -60,7 +69,9 @@ class MessageForm:
 
     @property
     def num_bytes(self) -> int:
-        return FORM_BYTES + len(self.sent.message)
+        citations = self.sent.citations
+        num = len(citations.numbers) if citations is not None else 0
+        return FORM_BYTES + len(self.sent.message) + _NUMBER_BYTES * num
 
     @cached_property
     def digest(self) -> Digest:
@@ -140,7 +151,7 @@ class ResentMessages:
         # What the question became in an earlier request with the same documents.
         self.repeated: SentMessage | None = None
         self.state = SessionState("proxied")  # the Booster's record of the turns in `sent`
-        self.num_known = conversation.num_known if conversation is not None else 0
+        self.num_known = 0  # messages at the beginning that were sent before
         self._digests: dict[int, Digest] = {}  # of the histories up to each known form
         self._bare: int | None = None  # the question, if its documents are given no more
         self._body = body
@@ -148,6 +159,8 @@ class ResentMessages:
         if conversation is None:
             return
         self.links = links
+        known = (at for at in range(len(links), 0, -1) if links[at - 1] in conversation.forms)
+        self.num_known = min(conversation.num_known, next(known, 0))
         again = None
         if question is not None:
             forms = conversation.forms.get(self.links[question], ())
@@ -233,6 +246,26 @@ def with_messages(
     for at, old in sent.items():
         messages[at] = Raw(old.message)
     return {**fields, body.list_name: messages}
+
+
+def renumbered(
+    body: JsonBody, fields: Mapping[str, Any], sent: Mapping[int, SentMessage], *, num_known: int
+) -> tuple[Mapping[str, Any], CitationMap | None]:
+    """Write the numbers of a resent list of documents into what is said of them behind, as far as
+    that is new; return the map of the answer as well."""
+    moved = [at for at in sorted(sent) if sent[at].citations is not None]
+    if not moved or (citations := sent[moved[0]].citations) is None:
+        return fields, None
+    behind, copies, originals = later_texts(body.fields, moved[0]), dict[int, Any](), fields
+    edits: dict[Path, list[Edit]] = defaultdict(list)
+    for text in behind.texts:
+        place = text.path[:2]
+        if text.message >= num_known and at_path(originals, place) is at_path(body.fields, place):
+            edits[text.path] += text.edits(citations)
+    for path in filter(edits.__getitem__, edits):
+        fields = put(fields, path, splice(at_path(fields, path), edits[path]), copies=copies)
+    mapped = citations.beside(behind.others)
+    return fields, mapped.of_answers.inverse if mapped is not None else None
 
 
 def _is_answer(message: Any) -> bool:

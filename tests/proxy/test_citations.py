@@ -160,6 +160,63 @@ def test_a_named_conversation_is_sent_again_byte_for_byte(
     assert sent[2][2]["content"] == model.sent[1]
 
 
+OTHERS = [f"{text} This was found out by another inspector, at length." for text in TEXTS[:2]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "question"),
+    [
+        ({"ragboost": {"options": {"boost": False}}}, "And?"),
+        ({"documents": [{"text": text} for text in OTHERS]}, "And?"),
+        ({"ragboost": {"documents": OTHERS}}, "And?"),
+        ({}, f"<document>{OTHERS[0]}</document> <document>{OTHERS[1]}"),
+        ({}, "Which holds?\n1. yes\n2. no\n3. maybe"),
+        ({"response_format": {"type": "json_object"}}, "And?"),
+    ],
+)
+def test_a_moved_history_takes_its_numbers_along_whatever_a_later_turn_is(
+    client: httpx.Client,
+    backend: ScriptedEndpoint,
+    model: Model,
+    fields: dict[str, Any],
+    question: str,
+) -> None:
+    ask(client, asked(ORDERS[0]))
+    messages = [asked(ORDERS[1])]
+    answer = {"role": "assistant", "content": text_of(ask(client, *messages))}
+    messages += [answer, {"role": "user", "content": question}]
+    for _ in range(2):
+        later = ask(client, *messages, **fields)
+        sent = backend.bodies[-1]["messages"]
+        assert sent[:2] == backend.bodies[1]["messages"]
+        assert sent[2] == {"role": "assistant", "content": model.sent[1]}
+        assert text_of(later) == CITED.format(1)
+    plain = ask(client, *messages, answer, {"role": "user", "content": "And [2]?"})
+    sent = backend.bodies[-1]["messages"]
+    assert sent[:3] == [*backend.bodies[1]["messages"], {**answer, "content": model.sent[1]}]
+    assert [sent[4]["content"], sent[5]["content"]] == [model.sent[1], "And [1]?"]
+    assert text_of(plain) == CITED.format(1)
+
+
+@pytest.mark.parametrize("question", ["And?", listed([1, 2, 0]).replace("The ", "Then the ")])
+@pytest.mark.parametrize("fields", [{}, {"text": {"format": {"type": "json_object"}}}])
+def test_responses_send_a_history_again_as_it_was_sent(
+    client: httpx.Client, backend: ScriptedEndpoint, question: str, fields: dict[str, Any]
+) -> None:
+    def send(*items: Any, **fields: Any) -> list[Any]:
+        body = {"model": "m", "store": False, "input": [SYSTEM, *items], **fields}
+        assert client.post("/v1/responses", json=body).status_code == 200
+        return list(backend.bodies[-1]["input"])
+
+    send(asked(ORDERS[0]))
+    sent = send(asked(ORDERS[1]))
+    assert sent == [SYSTEM, asked(ORDERS[0])]
+    later = [{"role": "assistant", "content": "It is [2]."}, {"role": "user", "content": question}]
+    again = send(asked(ORDERS[1]), *later, **fields)
+    assert again[:3] == [*sent, {"role": "assistant", "content": "It is [1]."}]
+    assert send(asked(ORDERS[1]), *later, store=True)[:2] == [SYSTEM, asked(ORDERS[1])]
+
+
 def test_a_second_list_in_a_later_turn_has_its_own_numbers(
     client: httpx.Client, backend: ScriptedEndpoint
 ) -> None:
@@ -218,9 +275,55 @@ def test_an_instruction_behind_the_documents_stays_as_it_is(
     client: httpx.Client, backend: ScriptedEndpoint
 ) -> None:
     ask(client, asked(ORDERS[0]))
-    ask(client, asked(ORDERS[1], "What does [2] say?\n- Cite as [1][2]."))
-    text = str(backend.bodies[1]["messages"][1]["content"])
-    assert text.endswith("Question: What does [1] say?\n- Cite as [1][2].")
+    cited = "Who signed?\n- Cite as [1][2]."
+    answer = text_of(ask(client, asked(ORDERS[1], cited)))
+    assert backend.bodies[1]["messages"][1]["content"].endswith(cited)
+    later = {"role": "user", "content": "What does [2] say?\n- Cite as [1][2]."}
+    ask(client, asked(ORDERS[1], cited), {"role": "assistant", "content": answer}, later)
+    text = backend.bodies[2]["messages"][-1]["content"]
+    assert text == "What does [1] say?\n- Cite as [1][2]."
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        *("Is [2] a draft?", "Compare documents 1 and 2.", "Prefer Doc #2.", "Trust source id=2."),
+        *("Is x [2] or [1, 2]?", "See Document 2 of my own lease."),
+    ],
+)
+def test_documents_stay_in_the_turn_in_which_the_client_names_one(
+    client: httpx.Client, backend: ScriptedEndpoint, named: str
+) -> None:
+    ask(client, asked(ORDERS[0]))
+    message = asked(ORDERS[1])
+    above = {"role": "user", "content": f"{named}\n\n{message['content']}"}
+    for messages in ([above], [asked(ORDERS[1], named)], [{**SYSTEM, "content": named}, message]):
+        response = ask(client, *messages)
+        assert backend.bodies[-1]["messages"][1:] == messages
+        assert response.headers["x-ragboost-bypass"] == "numbered_documents"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Now solve for x = [1, 2, 3].",
+        "Fix it:\n```py\na = [1, 2]\nprint(a, [3])\n```",
+        '{"ids": [1, 2], "see": "[3]"}',
+        "matrix [[1, 2], [3, 1]], the vector [1, 2] and the interval [1, 3]",
+        "- [x] a\n- [1] b\nsee Document 2 of my tax return",
+        "My abstract: 'As shown in [1] and [3], sites differ [2].' Improve the style.",
+        "I attach my own Document 2.",
+    ],
+)
+def test_what_is_no_question_about_a_document_stays_in_later_turns(
+    client: httpx.Client, backend: ScriptedEndpoint, question: str
+) -> None:
+    ask(client, asked(ORDERS[0], label="Document {}:"))
+    first = asked(ORDERS[1], label="Document {}:")
+    answer = {"role": "assistant", "content": text_of(ask(client, first))}
+    ask(client, first, answer, {"role": "user", "content": question})
+    assert backend.bodies[-1]["messages"][:2] == backend.bodies[-2]["messages"]
+    assert backend.bodies[-1]["messages"][-1]["content"] == question
 
 
 def test_arguments_of_tools_and_answers_that_are_no_json_pass(

@@ -4,24 +4,30 @@ Knows one text, which may arrive in pieces. Does not know requests, responses, o
 
 | in the text                                  | mapped                                     |
 |----------------------------------------------|--------------------------------------------|
-| `[2]`, `[1, 3]`, `[1][2]`, `lease[2]`        | yes, if all numbers are the list's         |
+| `[2]`, `[1, 3]`, `[1][2]`, `[2, p. 4]`       | yes, if all numbers are the list's         |
 | `Document 2`, `[document 2]`, `文档2`        | yes: the word of the list's labels         |
-| `Documents 1, 2 and 3`                       | yes, a plural                              |
+| `Source 2`, `[doc 2]`, `Sources: 2, 3`       | in answers, if labels have such a word     |
+| `Documents 1, 2 and 3`                       | yes, as a whole                            |
 | `[7]` of four documents, `[02]`              | no                                         |
 | `Documents 1-3`, `[1-3]`, `Document 2.5`     | no: a range is no range in another order   |
-| `a[1]`, `row_ids[2]`, `list[1]`, `[see][1]`  | no: an index, or a link                    |
-| between backticks, in a fenced block         | no                                         |
+| `a[1]`, `x = [1, 2]`, `[[1], [2]]`, `page [1]` | no: an index, numbers, another thing     |
+| code: backticks, fences, `<code>`, indented  | no                                         |
 
 Only digits are replaced, by numbers of the same list, and what is a citation does not depend on
 which of them it has. So the map of the inverse permutation restores every text.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from ragboost.requests.bracketed_numbers import LONGEST_LEAD, may_follow
 
 # A word, with what is no letter but a part of it: vowel signs of Indic scripts and Thai, accents.
 _SIGNS = (
@@ -29,11 +35,10 @@ _SIGNS = (
     r"\u0eb1-\u0ecd\u102b-\u103e\u17b4-\u17d3\u200c\u200d"
 )
 WORD = rf"(?>[^\W\d_]{{1,24}}(?:(?=\W)[{_SIGNS}]{{1,4}}[^\W\d_]{{0,24}}){{0,12}})"
-_TOKEN = re.compile(r"\n[ \t>]{0,16}[`~]{0,32}|`{1,32}|[0-9]{1,7}")
-_MAX_DIGITS = 6
+_TOKEN = re.compile(r"\n[ \t>]{0,16}[`~]{0,32}|`{1,32}|</?(?:code|pre)[ >]|[0-9]{1,7}")
+_ITEM = re.compile(r"[-*+•]|[0-9]{1,3}[.)]")  # of a list, whose paragraphs are indented
 _MAX_NUMBERS = 64  # in one pair of brackets
-_CONTEXT = 96  # characters before a number that are looked at
-_MAX_WORD = 40
+_CONTEXT = LONGEST_LEAD + 32  # characters before a number that are looked at
 _SPACES = ("", " ")
 _COMMAS = (",", ";", "、", "，", "；")
 _ANDS = ("and", "or", "und", "oder", "et", "ou", "y", "o", "e", "и", "или", "&")
@@ -46,34 +51,50 @@ _SEPARATORS = frozenset(
 )
 # Behind a number and before another one, these make a range or a decimal of both.
 _RANGES = (
-    *(".", "...", "..", "…", "至", "到", "から"),
+    *(".", "/", "...", "..", "…", "至", "到", "から"),
     *map("".join, product(_SPACES, ("-", "–", "—", "~", "〜"), _SPACES)),
     *(f" {word} " for word in ("to", "through", "thru", "until", "bis", "à", "a", "al", "до")),
 )
 _RANGE = re.compile(rf"(?:{'|'.join(map(re.escape, sorted(_RANGES, key=len)))})[0-9]")
 _LONGEST_RANGE = max(map(len, _RANGES))
-_NUMBER = rf"[0-9]{{1,{_MAX_DIGITS}}}(?![0-9])"
+_NUMBER = r"[0-9]{1,6}(?![0-9])"
 _NUMBERS = re.compile(
     rf"{_NUMBER}(?:(?:{'|'.join(map(re.escape, _SEPARATORS))}){_NUMBER}){{0,{_MAX_NUMBERS - 1}}}"
 )
 _LONGEST_SEPARATOR = max(map(len, _SEPARATORS))
 _EACH_NUMBER = re.compile(r"[0-9]+")
 _DIGITS = frozenset("0123456789")
-_BRACKETS = {"[": "]", "【": "】"}
+_BRACKETS = {"[": "]", "【": "】", "［": "］"}
+# A place in the document that is cited, behind its number: `[2, p. 4]`.
+_LOCATOR = re.compile(
+    r"[,;:] ?(?:pp?|pages?|pg|S|Seiten?|secs?|sections?|§|lines?|ll?|ch|chapters?|para|paragraphs?"
+    r"|figs?|figure|tables?|art|article|第)\b\.? ?[^\[\]【】［］\n]{0,24}"
+)
+_LONGEST_LOCATOR = 40
 _SUFFIX = "(?P<plural>s|es|e|en|n)?"
-_GAPS = (" ", "\u00a0", "\u202f", " #", "#", " No. ", " №", "№ ")
-# The last name before a bracket that is an index into it.
-_NAME = re.compile(
-    r"(?:(?<=[^\W\d_]\.)|[A-Za-z0-9_$]*[_$]|[A-Za-z]*[a-z][A-Z]|[A-Za-z]+[0-9])[A-Za-z0-9_$]*"
-    r"|[A-Za-z]"
+_GAPS = (" ", "\u00a0", "\u202f", " #", "#", " No. ", " №", "№ ", " **", ". ")
+# Words that models write for a numbered document, whichever of them its label has.
+SYNONYMS = (
+    *("document", "doc", "source", "passage", "context", "excerpt", "reference", "ref", "snippet"),
+    "chunk",
 )
-_LAST_NAME = re.compile(r"[A-Za-z0-9_$]{0,40}\Z")
-_ARRAYS = frozenset(
-    [
-        *("arr", "array", "args", "argv", "buf", "buffer", "idx", "index", "items", "list", "lst"),
-        *("mat", "matrix", "nums", "ptr", "row", "rows", "tuple", "values", "vals", "vec"),
-    ]
-)
+_LAST_BRACKET = re.compile(rf"[\]】］](?:{'|'.join(map(re.escape, _SEPARATORS))})?\s{{0,8}}\Z")
+_LONGEST_BEHIND = max(_LONGEST_SEPARATOR, _LONGEST_RANGE) + 1
+_PART = re.compile(r"[A-Za-z0-9_$]")  # behind a number: it is a part of a word
+_AND = re.compile(rf",? (?:{'|'.join(_ANDS)}) ")
+
+
+class OtherLists(NamedTuple):
+    """Other lists of a conversation with the same numbers."""
+
+    has_brackets: bool = False  # `[1]` may be theirs
+    words: frozenset[str] = frozenset()  # of their labels, in lower case
+
+    def joined(self, other: "OtherLists") -> "OtherLists":
+        return OtherLists(self.has_brackets or other.has_brackets, self.words | other.words)
+
+
+ALONE = OtherLists()
 
 
 class NumberEdit(NamedTuple):
@@ -84,30 +105,59 @@ class NumberEdit(NamedTuple):
     new: str
 
 
-@dataclass(frozen=True)
-class CitationMap:
+class CitationMap(msgspec.Struct, frozen=True, dict=True):
     """Other numbers for the citations of one list.
 
     Args:
         numbers: the new number for each number of the list.
         words: of the labels, without a plural's ending.
         gaps: further texts that may stand between word and number.
+        has_brackets: numbers in brackets are this list's; else only those behind words.
+        has_colons: numbers behind `Sources:` are citations, too.
+        is_alone: no other list has documents, whatever a model calls them.
     """
 
-    numbers: Mapping[str, str]
+    numbers: dict[str, str]
     words: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
+    has_brackets: bool = True
+    has_colons: bool = False
+    is_alone: bool = True
 
     @cached_property
     def inverse(self) -> "CitationMap":
         numbers = {new: number for number, new in self.numbers.items()}
-        return CitationMap(numbers, self.words, self.gaps)
+        return replace(self, numbers=numbers)
+
+    @cached_property
+    def of_answers(self) -> "CitationMap":
+        """The map for what a model wrote, which knows more words for a document."""
+        if not self.is_alone:
+            return self
+        has_word = any(word.lower().removesuffix("s") in SYNONYMS for word in self.words)
+        words = (*self.words, *SYNONYMS) if has_word or not self.words else self.words
+        return replace(self, words=words, has_colons=True)
+
+    def beside(self, others: "OtherLists") -> "CitationMap | None":
+        """Return what still maps where other lists have the same numbers; None if nothing does."""
+        words = tuple(word for word in self.words if word.lower() not in others.words)
+        if not others.has_brackets and words == self.words:
+            return self
+        return replace(self, words=words, has_brackets=False, is_alone=False) if words else None
 
     @cached_property
     def longest_word(self) -> int:
         """Return the characters of the longest word with what may stand between it and a number."""
-        longest = max(map(len, (*_GAPS, *self.gaps)))
+        longest = max(map(len, (*_GAPS, *self.gaps, ":** ")))
         return max(map(len, self.words), default=0) + len(" es") + longest
+
+    @cached_property
+    def word_ends(self) -> frozenset[str]:
+        """Return the characters that may stand between such a word and a number, and its own."""
+        ends = {
+            end for gap in (*_GAPS, *self.gaps, ": ", ":", "：", *self.words) for end in gap[-1:]
+        }
+        return frozenset(ends | {end.swapcase() for end in ends})
 
     @cached_property
     def word_pattern(self) -> re.Pattern[str] | None:
@@ -115,10 +165,13 @@ class CitationMap:
         if not self.words:
             return None
         gaps = "|".join(map(re.escape, sorted({*_GAPS, *self.gaps}, key=len, reverse=True)))
-        latin = [re.escape(word) for word in self.words if word.lower() != word.upper()]
+        latin = "|".join(re.escape(word) for word in self.words if word.lower() != word.upper())
         others = [re.escape(word) for word in self.words if word.lower() == word.upper()]
-        forms = [rf"(?<![\w/.])(?:{'|'.join(latin)}){_SUFFIX}(?:{gaps})"] if latin else []
+        forms = [rf"(?<![\w/.])(?:{latin}){_SUFFIX}(?:{gaps})"] if latin else []
         forms += [rf"(?:{'|'.join(others)})(?P<any>)(?:{gaps})?"] if others else []
+        if latin and self.has_colons:  # at the beginning of a line, or a field of JSON
+            forms.append(rf"(?<![^\s(\[*_>])(?<![^\W\d_] )(?:{latin})s?(?P<list>[:：])(?:\*\*)? ?")
+            forms.append(rf"(?<=\")(?:{latin})\": ?")
         return re.compile(rf"(?:{'|'.join(forms)})\Z", re.IGNORECASE)
 
     def edits(self, text: str) -> list[NumberEdit]:
@@ -168,8 +221,15 @@ class CitationScanner:
     _at: int = 0  # in the buffer
     _fence: str = ""  # that opened a block of code
     _ticks: int = 0  # that opened code inside a line
-    _list_end: int = -1  # of the last cited number that others may follow
-    _bracket_end: int = -1  # of the last numbers in brackets
+    _is_tagged: bool = False  # inside `<code>`
+    _is_deep: bool = False  # the line is indented
+    _is_indented: bool = False  # and code
+    _is_item: bool = False  # indented lines belong to an item of a list
+    _was_blank: bool = True  # the line before
+    _line: int = -1  # where the text of the line begins
+    _head: str = ""  # of the line, once its beginning is not in the buffer any more
+    _bracket_end: int = -1  # of the last citation in brackets
+    _other_end: int = -1  # of the last numbers in brackets that are none
     _edits: list[NumberEdit] = field(default_factory=list)
 
     def feed(self, piece: str) -> list[NumberEdit]:
@@ -190,8 +250,12 @@ class CitationScanner:
                 self._at = start
                 held = start if self._may_cite(start) else held
                 break
-            if buffer[start] not in _DIGITS:
-                self._mark_code(token[0], buffer[end : end + 1])
+            if buffer[start] == "\n":
+                self._mark_line(token[0], end)
+            elif buffer[start] == "<":
+                self._is_tagged = token[0][1] != "/"
+            elif buffer[start] == "`":
+                self._mark_ticks(token[0])
             elif self._may_cite(start):
                 stop = self._cite(start, end, is_end=is_end)
                 if stop is None:
@@ -200,19 +264,32 @@ class CitationScanner:
                 end = stop
             self._at = end
         else:
-            self._at = len(buffer)
+            tag = buffer.rfind("<", max(self._at, len(buffer) - len("</code>")))
+            self._at = len(buffer) if tag < 0 or is_end else tag
         self.released = self._base + held
         cut = self._at - _CONTEXT
         if cut > _CONTEXT:
+            if self._line < self._base + cut:
+                self._head = self._line_head()
             self._buffer, self._base, self._at = buffer[cut:], self._base + cut, _CONTEXT
         return self._edits
 
-    def _mark_code(self, token: str, behind: str) -> None:
-        """Note where code begins or ends; an unclosed backtick ends with its line."""
-        if token[0] != "\n":
-            if not self._fence and self._ticks in (0, len(token)):
-                self._ticks = 0 if self._ticks else len(token)
-            return
+    def _mark_ticks(self, token: str) -> None:
+        if not self._fence and self._ticks in (0, len(token)):
+            self._ticks = 0 if self._ticks else len(token)
+
+    def _mark_line(self, token: str, end: int) -> None:
+        """Note where blocks of code begin or end; an unclosed backtick ends with its line."""
+        behind, head = self._buffer[end : end + 1], self._line_head()
+        is_blank = not head.strip()
+        if _ITEM.match(head):
+            self._is_item = True
+        elif not is_blank and not self._is_deep and self._was_blank:
+            self._is_item = False
+        is_code = self._is_indented or (is_blank and not self._is_item)
+        self._is_deep = token.startswith(("\n    ", "\n\t")) and ">" not in token
+        self._is_indented = is_code and (self._is_deep or behind in ("", "\n", "\r"))
+        self._was_blank, self._line, self._head = is_blank, self._base + end, ""
         self._ticks, mark = 0, token[1:].lstrip(" \t>")
         if self._fence:
             is_closer = mark.startswith(self._fence) and behind in ("", " ", "\t", "\r", "\n")
@@ -222,51 +299,79 @@ class CitationScanner:
         elif mark.startswith("`"):
             self._ticks = len(mark)
 
+    def _line_head(self) -> str:
+        at = self._line - self._base
+        return self._head or self._buffer[at : at + 6].partition("\n")[0]
+
     def _may_cite(self, start: int) -> bool:
         """Return True for a digit behind what introduces a citation."""
         buffer = self._buffer
-        if self._fence or self._ticks or start < 1 or buffer[start : start + 1] not in _DIGITS:
+        if self._fence or self._ticks or self._is_tagged or self._is_indented:
             return False
-        return self._opens(start) or self._word(start) is not None or self._continues(start)
+        if start < 1 or buffer[start : start + 1] not in _DIGITS:
+            return False
+        if buffer[start - 1] in _BRACKETS:
+            return self.map.has_brackets
+        return self._word(start) is not None
 
     def _cite(self, start: int, end: int, *, is_end: bool) -> int | None:
         """Map the citation whose first number is here; return the end of what was looked at, None
         if the text behind is needed."""
-        if self._opens(start):
-            return self._cite_in_brackets(start, end, is_end=is_end)
         buffer = self._buffer
-        behind = buffer[end : end + _LONGEST_RANGE + 1]
-        is_cut = len(behind) <= _LONGEST_RANGE and not is_end
-        if is_cut and any(each.startswith(behind) for each in _RANGES):
-            return None
-        if behind[:1].isascii() and (behind[:1].isalnum() or behind[:1] in ("_", "$")):
+        if buffer[start - 1] in _BRACKETS:
+            return self._cite_in_brackets(start, end, is_end=is_end)
+        numbers, word = _NUMBERS.match(buffer, start), self._word(start)
+        if numbers is None or word is None:  # of too many digits
             return end
-        if _RANGE.match(buffer, end):
-            return end
-        if not self._replace(start, end):
-            return end
-        word = self._word(start)
-        is_list = (
-            word is None or word.groupdict().get("plural") or word.groupdict().get("any") == ""
-        )
-        self._list_end = self._base + end if is_list else -1
-        return end
+        behind = buffer[numbers.end() : numbers.end() + _LONGEST_BEHIND]
+        spans = [each.span() for each in _EACH_NUMBER.finditer(buffer, *numbers.span())]
+        if len(behind) < _LONGEST_BEHIND and not is_end:
+            is_open = any(each.startswith(behind) for each in (*_SEPARATORS, *_RANGES))
+            if is_open or (len(spans) > 1 and len(behind) < 2):
+                return None
+        is_decimal = behind[:1] == "." and behind[1:2] in _DIGITS
+        if not is_decimal and _RANGE.match(buffer, numbers.end()):
+            return numbers.end()
+        if is_decimal or _PART.match(behind):
+            spans.pop()
+        found, between = word.groupdict(), buffer[start : numbers.end()]
+        is_list = any(found.get(name) is not None for name in ("plural", "any", "list"))
+        is_list = is_list or any(f" {each} " in between for each in _ANDS)
+        is_list = is_list or _AND.match(behind) is not None or not behind[:2].strip()[:1].isalnum()
+        for span in spans if is_list else spans[:1]:
+            if not self._replace(*span):
+                break
+        return numbers.end()
 
     def _cite_in_brackets(self, start: int, end: int, *, is_end: bool) -> int | None:
         buffer, numbers = self._buffer, _NUMBERS.match(self._buffer, start)
         if numbers is None:  # of too many digits
             return end
-        behind = buffer[numbers.end() : numbers.end() + _LONGEST_SEPARATOR + 1]
-        if behind[:1] != _BRACKETS[buffer[start - 1]]:
-            is_cut = len(behind) <= _LONGEST_SEPARATOR and not is_end
-            is_open = is_cut and any(each.startswith(behind) for each in _SEPARATORS)
-            return None if is_open else end
-        self._bracket_end = self._base + numbers.end() + 1
+        closer, stop, at = _BRACKETS[buffer[start - 1]], numbers.end(), start - 1
+        behind = buffer[stop : stop + _LONGEST_LOCATOR]
+        is_cut = len(behind) < _LONGEST_LOCATOR and not is_end
+        if not behind.startswith(closer):
+            length = behind.find(closer)
+            is_open = any(each.startswith(behind) for each in _SEPARATORS)
+            is_open |= behind[:1] in (",", ";", ":") and not {"\n", "["}.intersection(behind)
+            if length < 0 and is_cut and is_open:
+                return None
+            if length < 0 or not _LOCATOR.fullmatch(behind, 0, length):
+                return end
+            stop += length
+        if stop + 2 > len(buffer) and not is_end:
+            return None
+        if is_double := buffer[at - 1 : at] == buffer[at] and at > 0:  # `[[1]]`
+            at -= 1
         spans = [each.span() for each in _EACH_NUMBER.finditer(buffer, *numbers.span())]
-        if not all(buffer[s:e] in self.map.numbers for s, e in spans):
-            return end
-        for span in spans:
-            self._replace(*span)
+        is_one = len(spans) == 1 and buffer[stop + 1 : stop + 2] == closer
+        if (is_double and not is_one) or not self._opens(at, is_many=len(spans) > 1):
+            self._other_end = self._base + stop + 1
+            return numbers.end()
+        self._bracket_end = self._base + stop + 1 + is_double
+        if all(buffer[s:e] in self.map.numbers for s, e in spans):
+            for span in spans:
+                self._replace(*span)
         return numbers.end()
 
     def _replace(self, start: int, end: int) -> bool:
@@ -276,26 +381,18 @@ class CitationScanner:
             self._edits.append(NumberEdit(self._base + start, self._base + end, new))
         return new is not None
 
-    def _opens(self, start: int) -> bool:
-        """Return True behind a bracket that is not an index's and not a link's."""
-        buffer, at = self._buffer, start - 1
-        if buffer[at] not in _BRACKETS:
-            return False
-        if buffer[at - 1 : at] == "]" and at:
-            return self._base + at == self._bracket_end
-        name = _LAST_NAME.search(buffer, max(0, at - _MAX_WORD), at)
-        if name is None or not name[0]:
-            return True
-        return name[0] not in _ARRAYS and _NAME.fullmatch(buffer, name.start(), at) is None
+    def _opens(self, at: int, *, is_many: bool) -> bool:
+        """Return True for a bracket that is not an index's, a link's, or another list's."""
+        buffer = self._buffer
+        before = buffer[max(0, at - LONGEST_LEAD) : at]
+        if (bracket := _LAST_BRACKET.search(before)) is not None:
+            end = self._base + at - len(before) + bracket.start() + 1
+            if end == self._other_end or end == self._bracket_end or before[-1] == bracket[0]:
+                return end == self._bracket_end
+        return may_follow(before, is_many=is_many)
 
     def _word(self, start: int) -> re.Match[str] | None:
         pattern = self.map.word_pattern
-        if pattern is None:
+        if pattern is None or self._buffer[start - 1] not in self.map.word_ends:
             return None
         return pattern.search(self._buffer, max(0, start - self.map.longest_word), start)
-
-    def _continues(self, start: int) -> bool:
-        at = self._list_end - self._base
-        if self._list_end < 0 or not 0 <= at < start <= at + 8:
-            return False
-        return self._buffer[at:start] in _SEPARATORS

@@ -34,7 +34,6 @@ from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
     Numbering,
     TextBehind,
-    asks_for_number,
     form_cites,
     is_answer_fixed,
     numbering_of,
@@ -247,9 +246,8 @@ class Messages:
         groups: dict[Path, list[Group]] = defaultdict(list)
         for place in places:
             groups[place.slot.path].append(place.group)
-        before, after = group.around()
         is_cut = group.frame == EVIDENCE  # from a list whose last document has no certain end
-        is_held = is_cut and are_held(before, after)  # else lines with `1.` may be steps
+        is_held = is_cut and are_held(*group.around())  # else lines with `1.` may be steps
         others = [
             slot
             for slot, result in zip(slots, scans, strict=True)
@@ -261,13 +259,12 @@ class Messages:
                 )
             )
         ]
-        behind, has_other = texts_behind(body, slots, groups, leading.slot, group, others=others)
-        stays = has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
-        stays = stays or (leading.slot.is_user and asks_for_number(numbering, before))
-        # What follows a list that was open may be one more document, so that it stays as it is.
-        stays = stays or (is_cut and numbering.refers(after))
-        numbering = replace(numbering, stays=stays, maps_answer=not has_other)
-        return _Layout(leading, references, cites, numbering, behind)
+        behind = texts_behind(
+            body, slots, groups, leading.slot, group, numbering=numbering, others=others
+        )
+        stays = behind.has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
+        numbering = replace(numbering, stays=stays or behind.is_named, others=behind.others)
+        return _Layout(leading, references, cites, numbering, behind.texts)
 
     def _references(
         self, leading: _Place | None, places: Sequence[_Place]

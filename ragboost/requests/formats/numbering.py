@@ -1,21 +1,30 @@
 """The numbers of a list of documents, and what the client's text and its model say by them.
 
-Numbers are places: they stay where they are when documents move. So whatever stands behind the
-list, the question and the history, is written with the places' numbers, and the answer is given
-back with the client's.
+Numbers are places: they stay where they are when documents move. So answers are given back with
+the client's numbers, and written with the places' where the client resends them, as are later
+questions that name a document. A list stays where any other text of the client names one.
 """
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ragboost.requests.formats.citations import WORD, CitationMap
+from ragboost.requests.formats.citations import (
+    ALONE,
+    SYNONYMS,
+    WORD,
+    CitationMap,
+    NumberEdit,
+    OtherLists,
+    replaced,
+)
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup
 from ragboost.requests.formats.notes import may_cite
 from ragboost.requests.wires.answer_texts import assistant_texts
-from ragboost.requests.wires.body import Path, Slot, message_list
+from ragboost.requests.wires.body import Path, Slot, find_slots, message_list
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _WORD = re.compile(rf"({WORD})((?:[ \u00a0_#:：-]|\*\*)*)[\[【(（]?\Z")
@@ -31,10 +40,40 @@ _LISTED = re.compile(
     rf"{_LABEL}(?:.*\n)+?{_LABEL}|^[ \t#*>-]{{0,8}}{_WORDED}.{{0,120}}[:：][ \t\r]*$|{_COUNTED}",
     re.MULTILINE,
 )
+# Labels of that list, by their kind.
+_MARKS = re.compile(
+    r"^[ \t#*>-]{0,8}(?:(?P<bracket>[\[【［「]{1,2})?(?P<word>[^\W\d_]{1,40})?[ \u00a0#:：-]{0,2}"
+    r"\d{1,6}(?(bracket)[\]】］」])|<(?P<tag>[^\W\d_][\w-]{0,40})[^<>\n]{0,80}?=[\"']\d{1,6}[\"'])",
+    re.MULTILINE,
+)
 _EXAMPLE = re.compile(
-    r"\b(?:cit(?:e|es|ed|ing|ation|ations)|e\.g\.|examples?|zitier\w*|citez|citar?)\b|引用|标注|例如",
+    r"\b(?:cit(?:e|es|ed|ing|ation|ations)|e\.g\.|examples?|for instance|such as|zitier\w*|z\. ?B\."
+    r"|citez|citar?)(?!\w)|引用|标注|例如",
     re.IGNORECASE,
 )
+_STYLE = re.compile(  # the same, if the line asks nothing
+    r"\b(?:brackets?|format|notation|footnotes?|inline|attribut\w+|referenc(?:e|es|ed|ing)"
+    r"|numbered|labell?ed|etc|and so on|Fußnoten?|Klammern|crochets|corchetes|formato)\b"
+    r"|\b(?:like [\"'`(]?|sources?: ?)\[|\]\[\d|\.\.\.|…|格式|注明|角标|形式",
+    re.IGNORECASE,
+)
+_NAMES = (
+    *("text", "citation", "dokument", "quelle", "fuente"),
+    *("documento", "文档", "文獻", "文献", "来源", "來源", "资料", "資料"),
+)
+_QUOTED = re.compile(
+    r"\"[^\"\n]{0,1000}\"|“[^”\n]{0,1000}”|(?<!\w)'[^\n]{0,1000}?'(?!\w)|«[^»\n]{0,1000}»"
+)
+# Before a number in a question that names something else: `my own Document 2`, `- [1] buy milk`.
+_OWN = re.compile(
+    r"\b(?:my|our|own|your|his|her|their|meine?|unsere?) (?:own )?[^\W\d_]+[ #]{0,2}\Z"
+    r"|^[ \t]*[-*+] \[\Z",
+    re.IGNORECASE | re.MULTILINE,
+)
+_OF = re.compile(r"\]?\*{0,3} ?of\b|\]?/")  # and behind it: `Document 2 of the lease`
+_JSON = re.compile(r"\s*(?:\{|\[[ \n]*[\[{\"])")
+_DIGIT = re.compile(r"[0-9]")
+_MAX_LINE = 400  # characters of a question that is asked, not pasted
 _MAX_QUESTION = 2000  # characters of a user's text in which numbers are replaced
 # Fields that prescribe the form of an answer, or report its tokens.
 _FORMS = ("response_format", "structured_outputs", "text_format", "output_config", "output_format")
@@ -51,16 +90,16 @@ class Numbering:
         numbers: of the places.
         words: that the labels have before a number.
         gaps: between word and number.
-        stays: answers cannot be given back with the client's numbers, so that its documents stay
-            in the client's order unless they were moved before.
-        maps_answer: no later list has numbers of its own.
+        stays: answers cannot be given back with the client's numbers, or its text names one, so
+            that its documents stay in the client's order unless they were moved before.
+        others: later lists with numbers of their own.
     """
 
     numbers: tuple[str, ...]
     words: tuple[str, ...]
     gaps: tuple[str, ...]
     stays: bool = False
-    maps_answer: bool = True
+    others: OtherLists = ALONE
 
     def places(self, order: Sequence[int]) -> CitationMap:
         """Return the places' numbers for the client's; `order` holds the client's place of the
@@ -68,15 +107,45 @@ class Numbering:
         numbers = {self.numbers[i]: self.numbers[at] for at, i in enumerate(order)}
         return CitationMap(numbers, self.words, self.gaps)
 
-    def refers(self, text: str) -> bool:
-        """Return True if a text cites a number of the list."""
-        num = len(self.numbers)
-        return bool(self.places([(at + 1) % num for at in range(num)]).edits(text))
+    def is_named(self, text: str, *, is_question: bool = False) -> bool:
+        """Return True if a text may name a document by its number, other than to say how to cite.
+
+        Args:
+            is_question: numbers that are replaced in a question do not count.
+        """
+        if is_question:
+            num = len(self.numbers)
+            shifted = self.places([(at + 1) % num for at in range(num)])
+            edits = [edit._replace(new="") for edit in _of_question(text, shifted)]
+            text = replaced(text, edits)
+        words = "|".join(map(re.escape, sorted({*self.words, *SYNONYMS, *_NAMES})))
+        named = re.compile(
+            rf"(?:(?<![^\W\d_])(?:{words})(?:s|es|e|en|n)?\.?[ \u00a0_-]?"
+            rf"(?:#|no\.?|nr\.?|number|№|id)?[ \u00a0]?[=:]?[ ]?[\"'(\[*]{{0,3}}"
+            rf"|(?<!\w)id ?[=:] ?[\"']?|(?<![#\w&])#"
+            rf"|(?<![\w\])])[\[【［](?:[^\[\]\n]{{0,20}}?[ ,;])?)(\d{{1,6}})(?![\w])",
+            re.IGNORECASE,
+        )
+        numbers = frozenset(self.numbers)
+        lines = (line for _, line in _lines(text) if _DIGIT.search(line))
+        return any(number in numbers for line in lines for number in named.findall(line))
+
+    def moved(self, order: Sequence[int]) -> CitationMap | None:
+        """Return the places' numbers for the client's; None if none moved."""
+        return self.places(order) if list(order) != list(range(len(self.numbers))) else None
 
     def answer_map(self, order: Sequence[int]) -> CitationMap | None:
-        """Return the client's numbers for the places', for an answer; None if none moved."""
-        is_moved = list(order) != list(range(len(self.numbers)))
-        return self.places(order).inverse if is_moved and self.maps_answer else None
+        """Return the client's numbers for the places', for an answer; None if none moved, or other
+        lists have the same."""
+        moved = self.moved(order)
+        mapped = moved.beside(self.others) if moved is not None else None
+        return mapped.of_answers.inverse if mapped is not None else None
+
+    def beside(self, group: TextGroup) -> OtherLists:
+        """Return what cites another list of documents."""
+        other = numbering_of(group)
+        words = other.words if other is not None else self.words
+        return OtherLists(True, frozenset(map(str.lower, words)))
 
 
 def numbering_of(group: TextGroup) -> Numbering | None:
@@ -116,12 +185,6 @@ def form_cites(body: Mapping[str, Any]) -> bool:
     return any(may_cite(json.dumps(form)) for form in forms if form)
 
 
-def asks_for_number(numbering: Numbering, text: str) -> bool:
-    """Return True if a question in the text before the list names one of its documents."""
-    lines = text[-_MAX_QUESTION:].splitlines()
-    return any(numbering.refers(line) for line in lines if "?" in line or "？" in line)
-
-
 @dataclass(frozen=True, slots=True)
 class TextBehind:
     """A part of a text behind the list, in which its numbers may be cited."""
@@ -129,10 +192,30 @@ class TextBehind:
     path: Path
     text: str
     start: int = 0  # in the value at `path`
+    is_question: bool = False  # else the model wrote it
+    others: OtherLists = ALONE  # up to it
+
+    @property
+    def message(self) -> int:
+        return int(self.path[1])
 
     def edits(self, citations: CitationMap) -> list[Edit]:
-        found = citations.edits(self.text)
+        """Return the replacements that write the places' numbers."""
+        if (mapped := citations.beside(self.others)) is None:
+            return []
+        is_asked = self.is_question
+        found = _of_question(self.text, mapped) if is_asked else mapped.of_answers.edits(self.text)
         return [Edit(self.start + e.start, self.start + e.end, e.new) for e in found]
+
+
+@dataclass(slots=True)
+class Behind:
+    """What stands behind a list, or around it."""
+
+    texts: list[TextBehind] = field(default_factory=list)
+    others: OtherLists = ALONE
+    has_other: bool = False
+    is_named: bool = False  # a text of the client names a document, and that is not mapped
 
 
 def texts_behind(
@@ -142,60 +225,136 @@ def texts_behind(
     leading: Slot,
     group: TextGroup,
     *,
+    numbering: Numbering,
     others: Sequence[Slot],
-) -> tuple[list[TextBehind], bool]:
-    """Return the client's and the model's texts behind a list, up to another list with numbers, and
-    whether there is another one.
+) -> Behind:
+    """Return the client's and the model's texts behind a list, and what they tell about it.
 
     Args:
         groups: the lists of each text.
         leading: the text of the list, which is `group`.
         others: texts that have lists with numbers, or may have.
     """
-    texts, stop, end = list[TextBehind](), None, group.blocks[-1].end
-    is_behind = False
+    found, end, is_behind = Behind(), group.blocks[-1].end, False
+    answers = _answers_behind(body, _message(leading, message_list(body)))
+    first = answers[0].message if answers else None
     for slot in slots:
         is_leading = slot.path == leading.path
-        is_behind = is_behind or is_leading
-        inner = [g for g in groups.get(slot.path, ()) if not is_leading or g.blocks[0].start >= end]
-        parts = _outside(slot, inner, start=end if is_leading else 0) if is_behind else []
-        if slot in others or (is_behind and any(_LISTED.search(part.text) for part in parts)):
-            stop = slot
-            break
-        is_short = sum(len(part.text) for part in parts) <= _MAX_QUESTION
+        at = _message(slot, message_list(body))
+        _add_answers(found, answers, end=at)
+        own = groups.get(slot.path, ())
+        if not is_behind:
+            inner = [g for g in own if not is_leading or g.blocks[0].start < end]
+            parts = _outside(slot, inner, start=0)
+            parts = parts[: len(inner)] if is_leading else parts
+            found.has_other |= slot in others
+            found.is_named |= not slot.is_tool and any(numbering.is_named(p.text) for p in parts)
+            if not is_leading:
+                continue
+            is_behind = True
+        inner = [g for g in own if not is_leading or g.blocks[0].start >= end]
+        parts = _outside(slot, inner, start=end if is_leading else 0)
+        marks = list(map(_other_marks, (part.text for part in parts)))
+        marks += [numbering.beside(g) for g in inner if isinstance(g, TextGroup) and g.is_numbered]
+        is_other = slot in others or any(marks)
+        for mark in filter(None, marks):
+            found.others = found.others.joined(mark)
+        found.has_other |= is_other
         # A record of another kind may stand behind documents that are JSON, and one more document
         # behind those that traffic has shown.
-        is_open = group.is_json or group.frame == EVIDENCE
-        if slot.is_user and is_short and not (is_leading and is_open):
-            texts += [line for part in parts for line in _asking(part)]
-    return [*texts, *_answers_behind(body, leading, stop=stop)], stop is not None
+        is_open = is_leading and (group.is_json or group.frame == EVIDENCE)
+        is_short = sum(len(part.text) for part in parts) <= _MAX_QUESTION
+        is_asked = slot.is_user and is_short and not is_open and not is_other
+        is_later = is_asked and first is not None and at > first
+        if not slot.is_tool:
+            is_named = (numbering.is_named(part.text, is_question=is_later) for part in parts)
+            found.is_named |= any(is_named)
+        if is_asked:
+            found.texts += [replace(p, is_question=True, others=found.others) for p in parts]
+    _add_answers(found, answers, end=None)
+    return found
 
 
-def _asking(part: TextBehind) -> Iterator[TextBehind]:
-    """Yield the lines that do not say how to cite: numbers in these are examples."""
-    at = part.start
-    for line in part.text.splitlines(keepends=True):
-        if not _EXAMPLE.search(line):
-            yield TextBehind(part.path, line, at)
-        at += len(line)
-
-
-def _answers_behind(body: Mapping[str, Any], slot: Slot, *, stop: Slot | None) -> list[TextBehind]:
-    """Return what the model wrote in the messages behind a slot's, up to another one's."""
+def later_texts(body: Mapping[str, Any], first: int) -> Behind:
+    """Return what the user and the model say in the messages behind one, whose list was moved."""
+    found, answers = Behind(), _answers_behind(body, first)
     field = message_list(body)
-    messages = body[field] if field else ()
-    first = _message(slot, field) + 1
-    last = len(messages) if stop is None else max(first, _message(stop, field))
-    return [
-        TextBehind(text.path, text.text)
-        for at in range(first, last)
-        for text in assistant_texts(messages[at], (field, at))
-    ]
+    for slot in find_slots(body):
+        if (at := _message(slot, field)) <= first or not isinstance(slot.value, str):
+            continue
+        _add_answers(found, answers, end=at)
+        if (marks := _other_marks(slot.value)) is not None:
+            found.others = found.others.joined(marks)
+        elif slot.is_user and len(slot.value) <= _MAX_QUESTION:
+            found.texts.append(
+                TextBehind(slot.path, slot.value, is_question=True, others=found.others)
+            )
+    _add_answers(found, answers, end=None)
+    return found
 
 
 def _message(slot: Slot, field: str) -> int:
-    at = slot.path[1] if slot.path[0] == field and len(slot.path) > 1 else -1
-    return at if isinstance(at, int) else -1
+    return slot.place if slot.path[0] == field and slot.place is not None else -1
+
+
+def _add_answers(found: Behind, answers: deque[TextBehind], *, end: int | None) -> None:
+    """Add the answers before a message, or all that are left."""
+    while answers and (end is None or answers[0].message < end):
+        found.texts.append(replace(answers.popleft(), others=found.others))
+
+
+def _other_marks(text: str) -> OtherLists | None:
+    """Return what cites a list that is no list of documents; None if there is none."""
+    if not _LISTED.search(text):
+        return None
+    marks = list(_MARKS.finditer(text))
+    named = (mark["tag"] or mark["word"] for mark in marks)
+    words = frozenset(word.lower() for word in named if word)
+    has_brackets = any(mark["bracket"] or mark["tag"] for mark in marks)
+    is_cited = has_brackets or not words.isdisjoint(SYNONYMS) or re.search(_COUNTED, text)
+    return OtherLists(bool(is_cited), words)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that do not say how to cite, with their offsets: numbers in these, and in the
+    paragraph behind one that ends with a colon, are examples."""
+    at, is_example = 0, False
+    for line in text.splitlines(keepends=True):
+        if _EXAMPLE.search(line) or ("?" not in line and _STYLE.search(line)):
+            is_example = line.rstrip().endswith((":", "："))
+        elif not line.strip():
+            is_example = False
+        elif not is_example:
+            yield at, line
+        at += len(line)
+
+
+def _of_question(text: str, citations: CitationMap) -> list[NumberEdit]:
+    """Return the replacements in a question: of what names a document of the list for certain."""
+    edits = citations.edits(text)
+    if not edits or _JSON.match(text) is not None:
+        return []
+    asked = [(at, at + len(line)) for at, line in _lines(text) if len(line) <= _MAX_LINE]
+    quoted = [each.span() for each in _QUOTED.finditer(text)]
+    return [
+        edit
+        for edit in edits
+        if any(start <= edit.start < end for start, end in asked)
+        and not any(start < edit.start < end for start, end in quoted)
+        and not _OWN.search(text, max(0, edit.start - 64), edit.start)
+        and not _OF.match(text, edit.end)
+    ]
+
+
+def _answers_behind(body: Mapping[str, Any], first: int) -> deque[TextBehind]:
+    """Return what the model wrote in the messages behind one."""
+    field = message_list(body)
+    messages = body[field] if field else ()
+    return deque(
+        TextBehind(text.path, text.text)
+        for at in range(first + 1, len(messages))
+        for text in assistant_texts(messages[at], (field, at))
+    )
 
 
 def _outside(slot: Slot, groups: Sequence[Group], *, start: int) -> list[TextBehind]:

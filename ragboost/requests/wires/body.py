@@ -40,8 +40,8 @@ class Slot(NamedTuple):
 
     @property
     def message(self) -> int | None:
-        """The same where messages are sent again as they were sent; else None."""
-        return self.place if self.path[0] in REWRITTEN_LISTS else None
+        """The same in a list of messages; else None."""
+        return self.place if self.path[0] in ANY.messages else None
 
     @property
     def is_results(self) -> bool:
@@ -51,6 +51,13 @@ class Slot(NamedTuple):
 def message_field(body: Mapping[str, Any]) -> str:
     """Return the field of the messages that are sent again as they were sent; empty if none."""
     return next(filter(body.__contains__, REWRITTEN_LISTS), "")
+
+
+def resent_list(body: Mapping[str, Any]) -> str:
+    """Return the field of the messages that a client resends with every turn; empty if there is
+    none, or if the backend keeps them."""
+    name = message_list(body)
+    return "" if name == "input" and body.get("store") is not False else name
 
 
 def message_list(body: Mapping[str, Any]) -> str:

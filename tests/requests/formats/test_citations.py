@@ -18,8 +18,8 @@ MOVED = CitationMap({"1": "3", "2": "1", "3": "2", "4": "4"}, words=("Document",
         ("The lease[2].", "The lease[1]."),
         ("In 2024[1][2][4], see", "In 2024[3][1][4], see"),
         ("[7][1]", "[7][3]"),
-        ("[1, 3] and [1,2;4]", "[3, 2] and [3,1;4]"),
-        ("[1 and 2]", "[3 and 1]"),
+        ("See [1, 3] and [1,2;4]", "See [3, 2] and [3,1;4]"),
+        ("Due [1 and 2]", "Due [3 and 1]"),
         ("As Document 2 says, document 3", "As Document 1 says, document 2"),
         ("(Document 2)", "(Document 1)"),
         ("[Document 2]", "[Document 1]"),
@@ -37,6 +37,22 @@ MOVED = CitationMap({"1": "3", "2": "1", "3": "2", "4": "4"}, words=("Document",
         ("an open ` is closed by its line\n[1]", "an open ` is closed by its line\n[3]"),
         ("etc.[1]", "etc.[3]"),
         ("(2024)[1]", "(2024)[3]"),
+        ("Due [2, p. 4] and [1; §3].", "Due [1, p. 4] and [3; §3]."),
+        ("Document **2**, doc. Document 2's", "Document **1**, doc. Document 1's"),
+        ("［2］ and [[1]](#a)", "［1］ and [[3]](#a)"),
+        ("In Document 1, 2 and 4, it", "In Document 3, 1 and 4, it"),
+        ("Document 1 and 2", "Document 3 and 1"),
+        ("Document 1, 2, and Document 3", "Document 3, 1, and Document 2"),
+        ("Sources: [1, 2]; see [3]", "Sources: [3, 1]; see [2]"),
+        ('{"sources": [1, 2]}', '{"sources": [3, 1]}'),
+        ("Paid by Ada.\n[1, 2]", "Paid by Ada.\n[3, 1]"),
+        (
+            "It is in C++ [1], ([2]) and **Ada** [3, 1]",
+            "It is in C++ [3], ([1]) and **Ada** [2, 3]",
+        ),
+        ("- Ada\n\n    Signed it [1].", "- Ada\n\n    Signed it [3]."),
+        ("<code>a</code> [1]", "<code>a</code> [3]"),
+        ("Sources:\n- [1] Lease\n* [2] Rent", "Sources:\n- [3] Lease\n* [1] Rent"),
     ],
 )
 def test_citations_are_mapped(text: str, mapped: str) -> None:
@@ -59,10 +75,30 @@ def test_citations_are_mapped(text: str, mapped: str) -> None:
         "Source 1, page 2, 1 and 2",
         "[1",
         "",
+        "The vector is [1, 2], x = [1, 2], x in [1, 2], the interval [1, 2], f([1]), a + [2]",
+        "[[1, 2], [3, 4]], [[1], [2]], the matrix [[1, 2], [2, 1]]",
+        "[1, 2, 3]",
+        "$x_{[2]}$, $[1, 2]$, $x \\in [1, 2]$, $\\left[1, 2\\right]$, 向量 [1, 2]，区间[1, 2]",
+        '{"ids": [1, 2], "n": [3]}',
+        "See:\n\n    a = b[1] + (\n    [2]\n\n    [1]\n",
+        "<code>[1]</code> and <pre class='a'>\n[2]</pre>",
+        "page [3], Step [1], line [2]",
+        "Document 1/2, Documents 1, 2-4, Document 1 to 3",
     ],
 )
 def test_all_else_stays(text: str) -> None:
     assert MOVED.apply(text) == text
+
+
+def test_a_model_has_several_words_for_a_document() -> None:
+    text = "Source 2, [doc 2], Refs. 2; passage 1\nSources: 2, 1\n**Sources:** 2 (Source: 1)"
+    mapped = "Source 1, [doc 1], Refs. 1; passage 3\nSources: 1, 3\n**Sources:** 1 (Source: 3)"
+    assert MOVED.of_answers.apply(text) == mapped
+    assert MOVED.of_answers.apply('{"source": 2}, 3 sources: 2') == '{"source": 1}, 3 sources: 1'
+    assert MOVED.apply(text) == text
+    for stays in ("Number of documents: 3", "Page 2, item 3", '{"documents": 3}'):
+        assert MOVED.of_answers.apply(stays) == stays
+    assert CitationMap(MOVED.numbers, ("Part",)).of_answers.apply("Source 2") == "Source 2"
 
 
 def test_labels_of_other_scripts_are_words_without_a_space_around_them() -> None:
@@ -72,23 +108,37 @@ def test_labels_of_other_scripts_are_words_without_a_space_around_them() -> None
 
 PIECES = (
     *("Document ", "Documents ", "[", "]", "1", "2", "3", "12", "9", ", ", " and ", "-", ".", " "),
+    *("`", "```", "\n", "~~~", "a", "x_", "$", "(", "to ", "和", "文档", "document", "[1]", "]["),
     *(
-        "`",
-        "```",
-        "\n",
-        "~~~",
-        "a",
-        "x_",
-        "$",
-        "(",
-        "to ",
-        "和",
-        "文档",
-        "document",
-        "[1]",
-        "][",
         "é",
+        "Sources: ",
+        "[[",
+        "]]",
+        "[1, 2]",
+        ", p. ",
+        "**",
+        "［",
+        "］",
+        "<code>",
+        "</code>",
+        "    ",
     ),
+    *(
+        " is ",
+        "vector",
+        "=",
+        "\n\n",
+        "- ",
+        "\t",
+        "\\in ",
+        "doc",
+        '"source": ',
+        ":",
+        "/",
+        "ee ",
+        "<",
+    ),
+    *("Document 2, 3", "page ", "Ada. "),
 )
 texts = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
@@ -99,7 +149,8 @@ def moves(draw: st.DrawFn) -> CitationMap:
     numbers = [str(n) for n in range(first, first + num)]
     new = draw(st.permutations(numbers))
     words = draw(st.sampled_from([(), ("Document",), ("Document", "文档"), ("文档",)]))
-    return CitationMap(dict(zip(numbers, new, strict=True)), words)
+    move = CitationMap(dict(zip(numbers, new, strict=True)), words)
+    return move.of_answers if draw(st.booleans()) else move
 
 
 @given(texts, moves())

@@ -31,10 +31,11 @@ def test_the_word_of_a_label_and_brackets_cite(label: str, cited: str) -> None:
     numbering = numbering_of(group)
     assert numbering is not None
     word = numbering.words[0].lower() if numbering.words else ""
+    is_synonym = word.isascii()  # of what models call a document
     mapped = numbering.answer_map([3, 0, 1, 2])
     assert mapped is not None
     for form in cited.split(", "):
-        is_cited = not form[0].isalpha() or (word and word in form.lower())
+        is_cited = not form[0].isalpha() or is_synonym or word in form.lower()
         assert (mapped.apply(form) != form) == bool(is_cited), form
     assert numbering.answer_map([0, 1, 2, 3]) is None
 
@@ -46,7 +47,29 @@ def test_the_tag_of_elements_that_count_is_a_word() -> None:
     assert numbering is not None
     mapped = numbering.answer_map([1, 0, 2, 3])
     assert mapped is not None
-    assert mapped.apply("[1], source 2, document 1") == "[2], source 1, document 1"
+    assert mapped.apply("[1], source 2, document 1") == "[2], source 1, document 2"
+
+
+@pytest.mark.parametrize(
+    ("question", "mapped"),
+    [
+        ("Who?\n1. Ada\n2. Bob\n3. Cy", "[2], source 1, document 2"),
+        ("Step 1: read\nStep 2: write", "[2], source 1, document 2"),
+        ("My notes:\n[1] one thing\n[2] other thing", "[1], source 2, document 2"),
+        ("Source 1: one thing\nSource 2: other thing", "[1], source 2, document 2"),
+        ("Document 1: one thing\nDocument 2: other thing", "[1], source 2, document 1"),
+    ],
+)
+def test_another_list_leaves_what_only_cites_the_first_one(question: str, mapped: str) -> None:
+    first = f"<context>\n{numbered('Document {}:')([LEASE, RENT])}\n</context>\n\nWho?"
+    texts = [("user", first), ("assistant", "Ada [1]."), ("user", question)]
+    body = {"messages": [{"role": role, "content": text} for role, text in texts]}
+    hit = find_format(make_formats(Settings()), body)
+    assert hit is not None
+    assert hit[1].numbering is not None
+    answer = hit[1].numbering.answer_map([1, 0])
+    cited = "[1], source 2, document 1"
+    assert (answer.apply(cited) if answer is not None else cited) == mapped
 
 
 @pytest.mark.parametrize(
@@ -91,7 +114,7 @@ def test_a_later_list_of_elements_with_numbers_leaves_documents_in_place() -> No
         hit = find_format(make_formats(Settings()), {"messages": messages})
         assert hit is not None
         assert hit[1].numbering is not None
-        assert (hit[1].numbering.stays, hit[1].numbering.maps_answer) == (stays, not stays)
+        assert (hit[1].numbering.stays, hit[1].numbering.others.has_brackets) == (stays, stays)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +123,9 @@ def test_a_later_list_of_elements_with_numbers_leaves_documents_in_place() -> No
         (numbered("Document {} (a.py):\n")(["yes", "no"]), True),
         ("And this one:\n\nDocument 1 (north.py):\nThe rent is due.", True),
         ('{"id": "1", "content": " "}\n------\n{"id": "2", "content": "no"}', True),
-        ("Who signed what document 2 says?", False),
+        ("Who signed what document 2 says?", True),
+        ("Who signed what [2] says, by source 1?", True),
+        ("Who signed? Say so in brackets, for example [2].", False),
     ],
 )
 def test_labels_of_what_is_no_list_behind_the_documents_are_no_citations(
