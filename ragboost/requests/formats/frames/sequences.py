@@ -279,14 +279,17 @@ def are_in_sequence(texts: Sequence[str], names: Sequence[str] = ()) -> bool:
         names: of their files, each with its path; empty: they have none.
     """
     texts = [text[:_BEGINNING] for text in texts]
-    names = [name.rpartition("/")[2][:_BEGINNING] for name in names]
     return (
         _are_numbered(texts)
         or _are_spoken(texts)
         or all(map(_LINK.match, texts))
         or (_FIRST.match(texts[0]) is not None and all(map(_NEXT.match, texts[1:])))
-        or (len(names) > 1 and all("." in n for n in names) and _are_numbered(names))
+        or (len(names) > 1 and all("." in name for name in names) and _are_files(names))
     )
+
+
+def _are_files(names: Sequence[str]) -> bool:
+    return _are_numbered([name.rpartition("/")[2][:_BEGINNING] for name in names])
 
 
 def _are_numbered(texts: Sequence[str]) -> bool:

@@ -177,7 +177,7 @@ def find_tags(text: str) -> Tags:
         if match := _TAG.match(text, start):
             end, num = match.end(), num + 1
             slash, name = match.groups()
-            if is_quoted(text, start, end):
+            if start and text[start - 1] in _QUOTES and is_quoted(text, start, end):
                 pass
             elif not slash:
                 marks.setdefault(name, []).append((start, end, False))
