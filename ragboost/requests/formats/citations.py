@@ -79,6 +79,7 @@ SYNONYMS = (
     "chunk",
 )
 _LAST_BRACKET = re.compile(rf"[\]】］](?:{'|'.join(map(re.escape, _SEPARATORS))})?\s{{0,8}}\Z")
+_NEAR = 1 + _LONGEST_SEPARATOR + 8  # characters that it can match
 _LONGEST_BEHIND = max(_LONGEST_SEPARATOR, _LONGEST_RANGE) + 1
 _PART = re.compile(r"[A-Za-z0-9_$]")  # behind a number: it is a part of a word
 _AND = re.compile(rf",? (?:{'|'.join(_ANDS)}) ")
@@ -385,7 +386,7 @@ class CitationScanner:
         """Return True for a bracket that is not an index's, a link's, or another list's."""
         buffer = self._buffer
         before = buffer[max(0, at - LONGEST_LEAD) : at]
-        if (bracket := _LAST_BRACKET.search(before)) is not None:
+        if (bracket := _LAST_BRACKET.search(before, max(0, len(before) - _NEAR))) is not None:
             end = self._base + at - len(before) + bracket.start() + 1
             if end == self._other_end or end == self._bracket_end or before[-1] == bracket[0]:
                 return end == self._bracket_end
