@@ -118,6 +118,9 @@ class Numbering:
             shifted = self.places([(at + 1) % num for at in range(num)])
             edits = [edit._replace(new="") for edit in _of_question(text, shifted)]
             text = replaced(text, edits)
+        lines = [line for _, line in _lines(text) if _DIGIT.search(line)]
+        if not lines:
+            return False
         words = "|".join(map(re.escape, sorted({*self.words, *SYNONYMS, *_NAMES})))
         named = re.compile(
             rf"(?:(?<![^\W\d_])(?:{words})(?:s|es|e|en|n)?\.?[ \u00a0_-]?"
@@ -127,7 +130,6 @@ class Numbering:
             re.IGNORECASE,
         )
         numbers = frozenset(self.numbers)
-        lines = (line for _, line in _lines(text) if _DIGIT.search(line))
         return any(number in numbers for line in lines for number in named.findall(line))
 
     def moved(self, order: Sequence[int]) -> CitationMap | None:
