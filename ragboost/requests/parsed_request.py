@@ -19,6 +19,7 @@ from ragboost.requests.formats import (
     Format,
     FoundDocuments,
     NothingToDoError,
+    NumberedDocumentsError,
     OrderedDocumentsError,
     TooManyDocumentsError,
     UnknownShapeError,
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 _REASONS: Mapping[type[RagBoostError], str] = {
     TooManyDocumentsError: "too_many_documents",
+    NumberedDocumentsError: "numbered_documents",
     OrderedDocumentsError: "ordered_documents",
     AmbiguousDocumentsError: "ambiguous_documents",
     NothingToDoError: "nothing_to_do",

@@ -158,6 +158,19 @@ def test_a_batch_without_documents_is_written_unchanged_with_a_word_why(tmp_path
     assert json.loads(done.stdout)["detections"] == {"unmarked_documents": 40}
 
 
+def test_a_batch_says_of_numbers_that_answers_may_cite_that_they_stay(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    line = joined(1)
+    listed = "\n".join(f'<source id="{n}">{"The lease says so. " * 9}</source>' for n in (1, 2))
+    line["body"]["messages"][0]["content"] = f"Cite sources as [id].\n{listed}\n\nWhy?"
+    source.write_text(json.dumps(line) + "\n")
+
+    done = ragboost(source, "-o", str(output), "--json")
+
+    assert output.read_bytes() == source.read_bytes()
+    assert "1 numbered_documents (leave out the numbers" in done.stderr
+
+
 def test_a_batch_says_in_how_many_requests_documents_were_found(source: Path) -> None:
     folder = source.parent
     with source.open("a") as file:

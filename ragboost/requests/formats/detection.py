@@ -25,6 +25,8 @@ ADVICE: Mapping[str, str] = {
     "them in `ragboost.documents`",
     "ordered_documents": "nothing, if their order matters; else leave out the field or the words "
     "that say so, or send them in `ragboost.documents`",
+    "numbered_documents": "leave out the numbers, or send the requests through the proxy, "
+    "which maps those in answers",
     "nothing_to_do": "nothing to change: only documents before the first answer are ordered, and "
     "none of the later ones was there before",
     "too_many_documents": "raise formats.max_documents, or retrieve fewer",

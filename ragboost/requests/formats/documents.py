@@ -56,6 +56,18 @@ class OrderedDocumentsError(AmbiguousDocumentsError):
     """The body holds a list whose order is, or may be, what it says."""
 
 
+class NumberedDocumentsError(LeftAloneError):
+    """The body holds a list whose numbers answers may cite, and these are not mapped."""
+
+    def __init__(self, frame: str, num: int) -> None:
+        super().__init__(
+            "answers may cite the documents' numbers, which are mapped by the proxy alone, with "
+            "formats.numbers = map",
+            frame=frame,
+            num_documents=num,
+        )
+
+
 class UnmarkedDocumentsError(LeftAloneError):
     """The body seems to hold documents, but not where each one ends."""
 

@@ -21,6 +21,7 @@ from ragboost.requests.formats.documents import (
     DocumentPool,
     FoundDocuments,
     NothingToDoError,
+    NumberedDocumentsError,
     OrderedDocumentsError,
     TooManyDocumentsError,
     UnknownShapeError,
@@ -116,7 +117,7 @@ class Messages:
         references, num_repeated = self._references(leading, places)
         num_later = sum(len(p.group.blocks) for p in places if p is not leading)
         if leading is None and not num_repeated:
-            self._unmarked.name_what_is_left(slots, scans)
+            self._name_what_is_left(slots, scans, places)
             if kept is not None:
                 raise OrderedDocumentsError(kept.group.frame, stays)
             if num_later:
@@ -226,6 +227,14 @@ class Messages:
         if not place.group.is_numbered:
             return True
         return self._moves_numbered and (self._maps_answers or not _cites(slots, place))
+
+    def _name_what_is_left(
+        self, slots: Sequence[Slot], scans: Sequence[Scan], places: Sequence[_Place]
+    ) -> None:
+        held = [p for p in places if p.slot.is_leading and not self._may_move(slots, p)]
+        if held:
+            raise NumberedDocumentsError(held[0].group.frame, len(held[0].group.blocks))
+        self._unmarked.name_what_is_left(slots, scans)
 
     def _layout(
         self,
