@@ -176,7 +176,7 @@ def _tools_cause(
     if _same_items([part.text for part in olds], [part.text for part in news]):
         return Cause.TOOL_ORDER
     is_same_place = old.place == new.place
-    if is_same_place and old.value == new.value:
+    if is_same_place and _are_equal(old.value, new.value):
         return Cause.KEY_ORDER
     if _same_items([_sorted(part.value) for part in olds], [_sorted(part.value) for part in news]):
         return Cause.TOOL_ORDER
@@ -198,7 +198,7 @@ def _moved_cause(before: PromptParts, after: PromptParts, at: int) -> Cause | No
 
 
 def _text_cause(old: PromptPart, new: PromptPart, common: int) -> Cause | None:
-    if old.value == new.value:
+    if _are_equal(old.value, new.value):
         return Cause.KEY_ORDER
     a, b = _strings(old), _strings(new)
     for before, after in zip(a, b, strict=False):
@@ -218,7 +218,7 @@ def _string_cause(old: str, new: str) -> Cause | None:
     if max(len(old), len(new)) > _MAX_JSON:
         return None
     a_json, b_json = _json(old), _json(new)
-    return Cause.KEY_ORDER if a_json is not None and a_json == b_json else None
+    return Cause.KEY_ORDER if a_json is not None and _are_equal(a_json, b_json) else None
 
 
 def value_cause(old: str, new: str, common: int) -> Cause | None:
@@ -268,6 +268,11 @@ def _strings(part: PromptPart) -> list[str]:
 
 def _same_items(old: Sequence[str], new: Sequence[str]) -> bool:
     return old != new and Counter(old) == Counter(new)
+
+
+def _are_equal(old: Any, new: Any) -> bool:
+    """Return True for equal JSON values; 1, 1.0 and true are three."""
+    return bool(old == new) and _sorted(old) == _sorted(new)
 
 
 def _sorted(value: Any) -> str:

@@ -117,6 +117,13 @@ CASES = [
         "tools",
     ),
     (
+        "another number",
+        {**request(), "tools": [tool("search", top={"maximum": 1})]},
+        {**NEXT, "tools": [tool("search", top={"maximum": 1.0})]},
+        "changed tools",
+        "tools",
+    ),
+    (
         "new tool",
         request(),
         with_tools(NEXT, lambda tools: [tools[0], tool("cancel"), tools[1]]),
