@@ -19,13 +19,10 @@ which of them it has. So the map of the inverse permutation restores every text.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
-
-import msgspec
-from msgspec.structs import replace
 
 from ragboost.requests.bracketed_numbers import LONGEST_LEAD, may_follow
 
@@ -71,12 +68,13 @@ _LOCATOR = re.compile(
     r"|figs?|figure|tables?|art|article|第)\b\.? ?[^\[\]【】［］\n]{0,24}"
 )
 _LONGEST_LOCATOR = 40
-_SUFFIX = "(?P<plural>s|es|e|en|n)?"
+_SUFFIX = "(?P<plural>s|es|e|en|n|у|а|е|ом|ам|ах|ы|ов)?"
 _GAPS = (" ", "\u00a0", "\u202f", " #", "#", " No. ", " №", "№ ", " **", ". ")
 # Words that models write for a numbered document, whichever of them its label has.
 SYNONYMS = (
     *("document", "doc", "source", "passage", "context", "excerpt", "reference", "ref", "snippet"),
-    "chunk",
+    *("chunk", "citation", "webpage", "dokument", "quelle", "documento", "fuente", "fonte"),
+    *("документ", "источник", "文档", "来源", "资料", "資料", "文書", "出典", "문서", "출처"),
 )
 _LAST_BRACKET = re.compile(rf"[\]】］](?:{'|'.join(map(re.escape, _SEPARATORS))})?\s{{0,8}}\Z")
 _NEAR = 1 + _LONGEST_SEPARATOR + 8  # characters that it can match
@@ -106,7 +104,8 @@ class NumberEdit(NamedTuple):
     new: str
 
 
-class CitationMap(msgspec.Struct, frozen=True, dict=True):
+@dataclass(frozen=True)
+class CitationMap:
     """Other numbers for the citations of one list.
 
     Args:
@@ -170,6 +169,8 @@ class CitationMap(msgspec.Struct, frozen=True, dict=True):
         others = [re.escape(word) for word in self.words if word.lower() == word.upper()]
         forms = [rf"(?<![\w/.])(?:{latin}){_SUFFIX}(?:{gaps})"] if latin else []
         forms += [rf"(?:{'|'.join(others)})(?P<any>)(?:{gaps})?"] if others else []
+        if latin:  # as in `[citation:2]` and `[doc2]`
+            forms.append(rf"(?<=[\[【［])(?:{latin})[:：]?")
         if latin and self.has_colons:  # at the beginning of a line, or a field of JSON
             forms.append(rf"(?<![^\s(\[*_>])(?<![^\W\d_] )(?:{latin})s?(?P<list>[:：])(?:\*\*)? ?")
             forms.append(rf"(?<=\")(?:{latin})\": ?")

@@ -8,6 +8,7 @@ or list.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ragboost.booster.context import Context
@@ -36,6 +37,7 @@ from ragboost.requests.formats.numbering import (
     Numbering,
     TextBehind,
     form_cites,
+    has_other_style,
     is_answer_fixed,
     numbering_of,
     texts_behind,
@@ -272,6 +274,7 @@ class Messages:
             body, slots, groups, leading.slot, group, numbering=numbering, others=others
         )
         stays = behind.has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
+        stays |= cites and any(map(has_other_style, _texts_before(slots, leading)))
         numbering = replace(numbering, stays=stays or behind.is_named, others=behind.others)
         return _Layout(leading, references, cites, numbering, behind.texts)
 
@@ -302,6 +305,13 @@ class Messages:
         if hint := self._note(layout, order, context):
             edits.append(group.hinted(hint, at=group.end))
         return edits
+
+
+def _texts_before(slots: Sequence[Slot], of: _Place) -> list[str]:
+    """Return the texts in front of a list, and those around it in its own text."""
+    before = takewhile(lambda slot: slot.path != of.slot.path, slots)
+    texts = [slot.value for slot in before if isinstance(slot.value, str)]
+    return [*texts, *of.group.around()] if isinstance(of.group, TextGroup) else texts
 
 
 def _check_lines(texts: Sequence[str]) -> None:
@@ -350,13 +360,7 @@ def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:
     """Return True if a text up to the documents' own message lets the model cite numbers."""
     if leading is None or not isinstance(leading.group, TextGroup) or not leading.group.is_numbered:
         return False
-    path = leading.slot.path
-    before = [
-        slot.value
-        for slot in slots
-        if isinstance(slot.value, str) and slot.is_leading and slot.path != path
-    ]
-    return any(map(may_cite, (*before, *leading.group.around())))
+    return any(map(may_cite, _texts_before(slots, leading)))
 
 
 def _renumbered(layout: _Layout, order: Sequence[int]) -> Iterable[tuple[Path, list[Edit]]]:

@@ -19,7 +19,6 @@ from ragboost.requests.formats.citations import (
     CitationMap,
     NumberEdit,
     OtherLists,
-    replaced,
 )
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup
 from ragboost.requests.formats.notes import may_cite
@@ -57,6 +56,9 @@ _STYLE = re.compile(  # the same, if the line asks nothing
     r"|\b(?:like [\"'`(]?|sources?: ?)\[|\]\[\d|\.\.\.|…|格式|注明|角标|形式",
     re.IGNORECASE,
 )
+_UNMAPPED = re.compile(  # `(1)`, `[^1]`, `<cite index="1">`
+    r"\((?:\d{1,2}|n|x|#)\)|\[\^|<(?:cite|ref)\b|\\cite|index=|superscript|[¹²³]|†"
+)
 _NAMES = (
     *("text", "citation", "dokument", "quelle", "fuente"),
     *("documento", "文档", "文獻", "文献", "来源", "來源", "资料", "資料"),
@@ -70,7 +72,13 @@ _OWN = re.compile(
     r"|^[ \t]*[-*+] \[\Z",
     re.IGNORECASE | re.MULTILINE,
 )
+# A number of a question that counts nothing: neither `3 weeks` nor `2.5`, `May 2`, `$2`, `2 %`.
+_BARE = re.compile(
+    r"(?<![\d.,/:$€£%+*=<>-])(?<!\w)(\d{1,4})(?!\w|[.,:/]\d|[ \u00a0-]?(?:[%€$£°+*/=<>]"
+    r"|(?!and\b|or\b|und\b|oder\b|et\b|ou\b|y\b|o\b|vs\b|says?\b|to\b|is\b|does\b)[^\W\d_]{2,}))"
+)
 _OF = re.compile(r"\]?\*{0,3} ?of\b|\]?/")  # and behind it: `Document 2 of the lease`
+_SEVERAL = re.compile(r"[\[【［]\d+[ ]?[,;、，；]")
 _JSON = re.compile(r"\s*(?:\{|\[[ \n]*[\[{\"])")
 _DIGIT = re.compile(r"[0-9]")
 _MAX_LINE = 400  # characters of a question that is asked, not pasted
@@ -107,30 +115,32 @@ class Numbering:
         numbers = {self.numbers[i]: self.numbers[at] for at, i in enumerate(order)}
         return CitationMap(numbers, self.words, self.gaps)
 
-    def is_named(self, text: str, *, is_question: bool = False) -> bool:
+    def is_named(self, text: str, *, is_asked: bool = False) -> bool:
         """Return True if a text may name a document by its number, other than to say how to cite.
 
         Args:
-            is_question: numbers that are replaced in a question do not count.
+            is_asked: it is a short text of the user, in which any number may do so that counts
+                nothing.
         """
-        if is_question:
-            num = len(self.numbers)
-            shifted = self.places([(at + 1) % num for at in range(num)])
-            edits = [edit._replace(new="") for edit in _of_question(text, shifted)]
-            text = replaced(text, edits)
         lines = [line for _, line in _lines(text) if _DIGIT.search(line)]
         if not lines:
             return False
         words = "|".join(map(re.escape, sorted({*self.words, *SYNONYMS, *_NAMES})))
         named = re.compile(
-            rf"(?:(?<![^\W\d_])(?:{words})(?:s|es|e|en|n)?\.?[ \u00a0_-]?"
+            rf"(?:(?<![^\W\d_])(?:{words})(?:s|es|e|en|n)?(?:(?<=doc|ref)\.)?[ \u00a0_-]?"
             rf"(?:#|no\.?|nr\.?|number|№|id)?[ \u00a0]?[=:]?[ ]?[\"'(\[*]{{0,3}}"
             rf"|(?<!\w)id ?[=:] ?[\"']?|(?<![#\w&])#"
-            rf"|(?<![\w\])])[\[【［](?:[^\[\]\n]{{0,20}}?[ ,;])?)(\d{{1,6}})(?![\w])",
+            rf"|(?<![\w\])])[\[【［](?:[^\[\]\n]{{0,20}}?[ ,;])?)(\d{{1,6}})(?![0-9A-Za-z_])",
             re.IGNORECASE,
         )
         numbers = frozenset(self.numbers)
-        return any(number in numbers for line in lines for number in named.findall(line))
+        patterns = (named, _BARE) if is_asked else (named,)
+        return any(
+            number in numbers
+            for line in lines
+            for pattern in patterns
+            for number in pattern.findall(line)
+        )
 
     def moved(self, order: Sequence[int]) -> CitationMap | None:
         """Return the places' numbers for the client's; None if none moved."""
@@ -179,6 +189,11 @@ def is_answer_fixed(body: Mapping[str, Any]) -> bool:
     if any(kind not in _FREE for kind in kinds):
         return True
     return message_list(body) == "input" and body.get("store") is not False
+
+
+def has_other_style(text: str) -> bool:
+    """Return True if a text asks for citations in a form that is not mapped in answers."""
+    return any(_UNMAPPED.search(line) for line in text.splitlines() if may_cite(line))
 
 
 def form_cites(body: Mapping[str, Any]) -> bool:
@@ -261,16 +276,18 @@ def texts_behind(
         is_other = slot in others or any(marks)
         for mark in filter(None, marks):
             found.others = found.others.joined(mark)
-        found.has_other |= is_other
+        # What is said behind the first answer decides nothing: the engine has the list.
+        is_later = first is not None and at > first
+        found.has_other |= is_other and not is_later
         # A record of another kind may stand behind documents that are JSON, and one more document
         # behind those that traffic has shown.
         is_open = is_leading and (group.is_json or group.frame == EVIDENCE)
         is_short = sum(len(part.text) for part in parts) <= _MAX_QUESTION
         is_asked = slot.is_user and is_short and not is_open and not is_other
-        is_later = is_asked and first is not None and at > first
-        if not slot.is_tool:
-            is_named = (numbering.is_named(part.text, is_question=is_later) for part in parts)
-            found.is_named |= any(is_named)
+        if not (slot.is_tool or is_later):
+            found.is_named |= any(
+                numbering.is_named(part.text, is_asked=slot.is_user and is_short) for part in parts
+            )
         if is_asked:
             found.texts += [replace(p, is_question=True, others=found.others) for p in parts]
     _add_answers(found, answers, end=None)
@@ -336,6 +353,8 @@ def _of_question(text: str, citations: CitationMap) -> list[NumberEdit]:
     edits = citations.edits(text)
     if not edits or _JSON.match(text) is not None:
         return []
+    if _SEVERAL.search(text):  # maybe vectors, so that no bracket is certain
+        edits = [edit for edit in edits if text[edit.start - 1] not in "[【［,; "]
     asked = [(at, at + len(line)) for at, line in _lines(text) if len(line) <= _MAX_LINE]
     quoted = [each.span() for each in _QUOTED.finditer(text)]
     return [

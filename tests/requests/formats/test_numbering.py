@@ -9,7 +9,7 @@ import pytest
 from ragboost.config import Settings
 from ragboost.requests.formats import LeftAloneError, find_format, make_formats
 from ragboost.requests.formats.frames import scan
-from ragboost.requests.formats.numbering import is_answer_fixed, numbering_of
+from ragboost.requests.formats.numbering import Numbering, is_answer_fixed, numbering_of
 from tests.requests.formats.frames.texts import DOCUMENTS, LEASE, RENT, numbered, prompt
 from tests.requests.formats.joined_texts import paragraph
 from tests.requests.formats.rewriting import user
@@ -183,3 +183,50 @@ def test_documents_that_traffic_has_shown_move_unless_what_follows_cites_one(
             stayed.append(numbering.stays)
     assert len(stayed) > 8
     assert set(stayed[-8:]) == {stays}
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_named"),
+    [
+        *(("What does number 2 say?", True), ("Only use 2 and 4.", True), ("1 or 3?", True)),
+        *(
+            ("Was steht in Nr. 2?", True),
+            ("le document num\u00e9ro 3", True),
+            ("[1, 2] + [3, 4]", True),
+        ),
+        *(("What happened in 3 weeks?", False), ("How much is 2.5 percent?", False)),
+        *(("Who was king in 1066?", False), ("Is 2% enough?", False), ("Top 3 reasons?", False)),
+    ],
+)
+def test_a_number_in_a_question_may_name_a_document(asked: str, *, is_named: bool) -> None:
+    numbering = Numbering(("1", "2", "3", "4"), ("Document",), (" ",))
+    assert numbering.is_named(asked, is_asked=True) == is_named
+
+
+def test_a_context_that_ends_a_sentence_names_no_number() -> None:
+    rules = "Use the context. 4. For questions about time, read the dates first."
+    assert not Numbering(("1", "2", "3", "4"), ("Document",), (" ",)).is_named(rules)
+
+
+@pytest.mark.parametrize("style", ["Cite as (1).", "Cite with [^1].", 'Cite: <cite index="1">.'])
+def test_documents_stay_where_a_form_is_asked_for_that_is_not_mapped(style: str) -> None:
+    listed = numbered("Document {}:")([LEASE, RENT])
+    for asked, stays in ((style, True), ("Cite as [1].", False)):
+        hit = find_format(make_formats(Settings()), user(prompt(f"{asked}\n\n{listed}")))
+        assert hit is not None
+        assert hit[1].numbering is not None
+        assert hit[1].numbering.stays == stays
+
+
+@pytest.mark.parametrize("later", ['You said "See [2]".', '{"ids": [1, 2]}', "Compare 1 and 2."])
+def test_what_is_said_behind_the_first_answer_decides_nothing(later: str) -> None:
+    """The engine has the list, and a client's `system` is no message with a history."""
+    system = f"You help.\n\n<documents>\n{numbered('Document {}:')([LEASE, RENT])}\n</documents>"
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ada."}]
+    for asked, stays in ((turns, False), ([{"role": "user", "content": "See 2."}], True)):
+        last = [{"role": "user", "content": later}] if asked is turns else []
+        body = {"model": "m", "max_tokens": 9, "system": system, "messages": [*asked, *last]}
+        hit = find_format(make_formats(Settings()), body)
+        assert hit is not None
+        assert hit[1].numbering is not None
+        assert hit[1].numbering.stays == stays

@@ -14,6 +14,7 @@ from ragboost.util.bounded_map import Generations
 
 _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})>\s*\Z")
 _MAX_OPENER = 80
+_MAX_ASKED = 1000  # characters of a question
 _MAX_KNOWN = 4096  # texts that were read, and as many older ones
 
 
@@ -50,7 +51,8 @@ def why_it_stays(
     at = next(i for i, slot in enumerate(slots) if slot.path == of.path)
     place = of.place if of.is_user else None
     behind = [slot for slot in slots[at + 1 :] if slot.is_user and place in (None, slot.place)]
-    texts = [slot.value for slot in (*slots[:at], *behind[:1]) if not slot.is_tool]
+    asked = [slot for slot in behind[:1] if len(slot.value) <= _MAX_ASKED]  # else it holds more
+    texts = [slot.value for slot in (*slots[:at], *asked) if not slot.is_tool]
     if isinstance(group, TextGroup):
         texts += group.around()
     read = [text for text in texts if isinstance(text, str)]

@@ -17,9 +17,9 @@ _MAX_AROUND = 4096  # characters at each end of a text that are read
 _NO_WORDS = str.maketrans(dict.fromkeys(".,;:!?()[]{}<>\"'`*#/\\|=_，。：；！？、（）", " "))
 _SENTENCE_END = re.compile(r"[.!?\n;。！？；]")
 _NOUN = (
-    r"(?:documents?|docs?|passages?|sources?|excerpts?|chunks?|snippets?|results?|papers?|pdfs?"
-    r"|articles?|texts?|paragraphs?|items?|entry|entries|records?|candidates?|files?|reviews?"
-    r"|abstracts?|sections?|emails?)\b"
+    r"(?:documents?|docs?|passages?|excerpts?|chunks?|snippets?|results?|papers?|pdfs?|articles?"
+    r"|texts?|paragraphs?|items?|entry|entries|records?|candidates?|files?|reviews?|abstracts?"
+    r"|sections?|emails?|pieces?)\b"
 )
 _WORK = (
     r"(?:translate|label|classify|categori[sz]e|rank|re-?rank|sort|rate|score|annotate|grade"
@@ -60,7 +60,8 @@ _CITED = r"\b(?:cit(?:e|es|ed|ing|ations?)|used?|relied|referenc\w*|mention\w*)\
 _RULES = (
     _rule(  # work on each document
         f"{_WORK_WORDS},each every all these those the both of following",
-        rf"\b{_WORK}\s+(?:each|every|all|these|the following)\b",
+        rf"\b{_WORK}\s+(?:each|every|all|these|the following)(?:\s+(?:one|line|string|of)\b"
+        rf"|\s+(?:\w+\s+)?{_NOUN}|\s*(?=[,:]|\Z))",
         rf"\b{_WORK}\s+(?:the|those|both|of)\s+(?:\w+\s+){{0,2}}?{_NOUN}",
         exempts=_CITED,
     ),
@@ -71,8 +72,15 @@ _RULES = (
         exempts=_CITED,
     ),
     _rule(
-        "jede jedes jeden chaque cada ogni",
-        r"\b(?:jede[sn]?|chaque|cada|ogni)\s+(?:\w+\s+)?(?:dokument|texte?\b|document|passage)",
+        "all,render fix correct rewrite paraphrase convert translate return join",
+        rf"\b(?:render|fix|correct|rewrite|paraphrase|convert|return|join)\b.*?\ball\s+(?:of\s+)?"
+        rf"(?:the\s+)?{_NOUN}",
+    ),
+    _rule(
+        "jede jedes jeden alle je chaque cada ogni join",
+        r"\b(?:jede[sn]?|je|chaque|cada|ogni)\s+(?:\w+\s+)?(?:dokument|texte?\b|document|passage)",
+        r"\b(?:übersetze|korrigiere|bewerte|ordne)\s+alle\b|\bjoin\s+the\s+(?:\w+\s+)?{_NOUN}",
+        exempts=r"\b(?:zitier|beleg|citez?|cita)",
     ),
     _rule(  # the place of one
         "index indexes indices position positions number numbers ordinal,"
@@ -96,19 +104,33 @@ _RULES = (
         r"|authoritative|replaces?)\b",
         rf"\b(?:prefer|trust|believe|favou?r|ignore|skip)\s+(?:the\s+)?{_PLACE}"
         rf"(?:\s+(?:ones?\b|{_NOUN})|\s*(?=,|\Z))",
-        rf"\b(?:contradict|disagree|conflict).*?\b{_PLACE}\b(?!\s+name)",
-        r"\bcomes?\s+(?:first|last)\b",
+        rf"\b(?:contradict|disagree|conflict).*?\b{_PLACE}\b(?!\s+(?:\w+\s+)?(?:name|dates?|version))",
+        exempts=r"\b(?:messages?|turns?|instructions?|questions?|paragraph of your)\b",
+    ),
+    _rule(  # where one stands, and which one stands beside another
+        "first last further bottom before previous one two three",
+        r"\b(?:stands?|comes?|appears?|is|are)\s+(?:listed\s+)?(?:last|further\s+(?:down|up)|at\s+the"
+        r"\s+bottom)\b|\bcomes?\s+first\b|\bfurther\s+(?:down|up)\s+(?:is|wins|counts)\b",
+        r"\b(?:the\s+one\s+before\s+it|the\s+previous\s+one|the\s+first\s+and\s+(?:the\s+)?(?:second|last)"
+        r"|the\s+first\s+is\b.*\bthe\s+second\b)",
+        r"\b(?:document|passage|text)\s+(?:one|two|three|four|five|six)\b",
+        exempts=r"\b(?:messages?|questions?|answers?|names?)\b",
     ),
     _rule(
-        "gilt foi",
-        r"\b(?:letzte|erste|spätere|frühere)\s+gilt|\b(?:dernier|premier)\s+fait\s+foi",
+        "gilt foi unterste unterstes oberste oberstes erste",
+        r"\b(?:letzte|erste|spätere|frühere)\s+gilt|\b(?:dernier|premier)\s+fait\s+foi"
+        r"|\b(?:unterste|oberste|erste|letzte)[srn]?\s+(?:dokument|text|abschnitt)",
     ),
     _rule(  # by what they are sorted, and that this is to be kept
-        "order sequence,in keep keeping preserve preserving maintain maintaining retain without",
+        "order sequence appear,as same document in keep keeping preserve preserving maintain "
+        "maintaining retain without",
         r"\b(?:in|keep(?:ing)?|preserv(?:e|ing)|maintain(?:ing)?|retain|without changing)"
-        rf"\s+(?:the|their|this|that)\s+(?:{_WHICH}\s+)?(?:order|sequence)\b(?!\s+to\b)",
+        rf"\s+(?:the|their|this|that)\s+(?:{_WHICH}\s+)?(?:order|sequence)\b(?!\s+(?:to|of)\b)",
+        r"\border\s+(?:they|in\s+which\s+they|as\s+(?:the\s+)?input|of\s+appearance)\b|\b(?:document|input|list)"
+        r"\s+order\b|\bas\s+they\s+appear\b",
         rf"\b(?:{_NOUN}|them)\s+(?:above\s+|below\s+)?in\s+order\b(?!\s+(?:to|for|that)\b)",
         r"\bin\s+(?:chronological|temporal|reading)\s+order\b",
+        exempts=r"\b(?:steps?|events?|imports?|questions?|asked|findings|facts|alphabetical)\b",
     ),
     _rule(
         "sorted ordered listed arranged,by from",
@@ -116,14 +138,15 @@ _RULES = (
         r"|priority|year|version|oldest|newest|earliest|latest)\b",
     ),
     _rule(
-        "newest oldest latest earliest recent,first last to",
-        r"\b(?:newest|oldest|latest|earliest|most\s+recent)\s+(?:first|last|to)\b",
+        "newest oldest latest earliest recent strongest weakest,first last to",
+        r"\b(?:newest|oldest|latest|earliest|most\s+recent|strongest|weakest)\s+(?:first|last|to)\b",
     ),
     _rule(
         "reihenfolge geordnet chronologisch ordre date orden ordenados ordenadas",
         r"\b(?:dieser|gleichen|derselben|angegebenen)\s+reihenfolge|(?:zeitlich|nach datum)\s+"
         r"geordnet|chronologisch|\b(?:même|cet)\s+ordre|\bclassés\s+par\s+date"
-        r"|\b(?:mismo|ese|este)\s+orden\b|\bordenad[oa]s\s+por",
+        r"|\b(?:mismo|ese|este)\s+orden\b|\bordenad[oa]s\s+por"
+        r"|\bin\s+der\s+reihenfolge\s+ihr(?!er relevanz)",
     ),
     _rule(  # that they are the parts of one text
         "consecutive successive sequential part parts pages page pieces chunks split divided cut "
@@ -140,25 +163,39 @@ _RULES = (
         r"|\btop\s+to\s+bottom\b|\bfix\s+(?:the|all)\s+typos\b|\bproofread\b",
     ),
 )
-_IN_CHINESE = re.compile(
+_IN_OTHERS = re.compile(
     r"(?:翻译|分类|打分|评分|总结|概括|标注|判断|输出|排序)[^。\n]{0,20}每[一个個篇条份]"
     r"|每[一个個篇条份][^。\n]{0,20}(?:翻译|分类|打分|评分|总结|概括|标注|判断|输出)"
     r"|(?:文档|资料|段落|片段)[^。\n]{0,6}排序|(?:最后|第一|后者|前者)[^。\n]{0,8}为准"
-    r"|按[^。\n]{0,6}顺序"
+    r"|各文[書档檔]|按[^。\n]{0,6}顺序(?!列出|说明|回答|总结|描述|整理)|按时间先后|[后後前]面的(?:文档|资料|段落)优先"
+    r"|du plus (?:ancien|récent) au plus|хронологическ"
 )
-_CHINESE = ("每", "序", "为准")
+_OTHERS = ("各", "每", "序", "为准", "先", "du plus", "хронолог")
 _ORDINALS = _set(
-    "first second third fourth fifth sixth seventh eighth ninth tenth last premier première "
-    "premiers premières deuxième troisième dernier dernière derniers dernières primer primero "
-    "primera segundo segunda tercer tercero tercera último última últimos últimas primo prima "
-    "secondo seconda terzo terza ultimo ultima erste ersten erstes erster zweite zweiten zweites "
-    "zweiter dritte dritten drittes dritter letzte letzten letztes letzter"
+    "opening first second third fourth fifth sixth seventh eighth ninth tenth last premier "
+    "première premiers premières deuxième troisième dernier dernière derniers dernières primer "
+    "primero primera segundo segunda tercer tercero tercera último última últimos últimas primo "
+    "prima secondo seconda terzo terza ultimo ultima erste ersten erstes erster zweite zweiten "
+    "zweites zweiter dritte dritten drittes dritter letzte letzten letztes letzter"
 )
 _THINGS = (
     r"(?:dokument|document[oe]?|doc|passage|source|excerpt|chunk|snippet|result|paper|pdf|one"
     r"|artikel|quelle|fuente)s?\b(?!\s+of\b)"
 )
-_LEFT = ("ignore", "skip", "read", "use", "in", "of", "to", "see", "quote", "summari[sz]e", "from")
+_LEFT = (
+    "ignore",
+    "skip",
+    "read",
+    "use",
+    "in",
+    "of",
+    "to",
+    "see",
+    "quote",
+    "only",
+    "summari[sz]e",
+    "from",
+)
 _BETWEEN = r"\s+(?:(?:one|two|three|\d+)\s+)?(?:of the\s+)?(?:search\s+)?"
 _NAMED = re.compile(
     rf"\b(?:{'|'.join(sorted(_ORDINALS))}|\d{{1,3}}(?:st|nd|rd|th)){_BETWEEN}{_THINGS}"
@@ -182,7 +219,7 @@ def asked_order(text: str) -> str:
     words = frozenset(text.translate(_NO_WORDS).split())
     if _names_place(text, words):
         return PLACES
-    if any(map(text.__contains__, _CHINESE)) and _IN_CHINESE.search(text):
+    if any(map(text.__contains__, _OTHERS)) and _IN_OTHERS.search(text):
         return WORK
     rules = [rule for rule in _RULES if not any(map(words.isdisjoint, rule.words))]
     return WORK if rules and any(_asks(each, rules) for each in _SENTENCE_END.split(text)) else ""

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ragboost.config import Settings
-from ragboost.requests.formats import NothingToDoError, UnmarkedDocumentsError
+from ragboost.requests.formats import NumberedDocumentsError, UnmarkedDocumentsError
 from ragboost.requests.formats.frames import scan
 from ragboost.requests.formats.references import stands_alone
 from tests.requests.formats.frames.texts import (
@@ -300,7 +300,7 @@ def test_a_heading_and_a_tree_above_a_text_move_with_it() -> None:
 
 def test_numbered_documents_keep_their_places_if_so_configured() -> None:
     settings = Settings(formats={"numbers": "keep"})
-    with pytest.raises(NothingToDoError):
+    with pytest.raises(NumberedDocumentsError):
         reorder(user(prompt(numbered("[Doc {}]")([LEASE, RENT]))), settings=settings)
     plain = f"<doc>{LEASE}</doc>\n<doc>{RENT}</doc>"
     assert find(user(plain), settings) is not None
