@@ -77,7 +77,8 @@ _BARE = re.compile(
     r"(?<![\d.,/:$€£%+*=<>-])(?<!\w)(\d{1,4})(?!\w|[.,:/]\d|[ \u00a0-]?(?:[%€$£°+*/=<>]"
     r"|(?!and\b|or\b|und\b|oder\b|et\b|ou\b|y\b|o\b|vs\b|says?\b|to\b|is\b|does\b)[^\W\d_]{2,}))"
 )
-_OF = re.compile(r"\]?\*{0,3} ?of\b|\]?/")  # and behind it: `Document 2 of the lease`
+# And behind it: `Document 2 of the lease`, `[2] in my thesis`.
+_OF = re.compile(r"\]?\*{0,3} ?of\b|\]?/|\]? (?:in|from) (?:my|our)\b")
 _SEVERAL = re.compile(r"[\[【［]\d+[ ]?[,;、，；]")
 _JSON = re.compile(r"\s*(?:\{|\[[ \n]*[\[{\"])")
 _DIGIT = re.compile(r"[0-9]")
