@@ -15,7 +15,7 @@ COUNTED = "the text cites by numbers, and the documents have none: number them"
 
 _MAX_AROUND = 4096  # characters at each end of a text that are read
 _NO_WORDS = str.maketrans(dict.fromkeys(".,;:!?()[]{}<>\"'`*#/\\|=_，。：；！？、（）", " "))
-_SENTENCE_END = re.compile(r"[.!?\n;。！？；]")
+_SENTENCE = re.compile(r"[^.!?\n;。！？；]{1,300}")
 _NOUN = (
     r"(?:documents?|docs?|passages?|excerpts?|chunks?|snippets?|results?|papers?|pdfs?|articles?"
     r"|texts?|paragraphs?|items?|entry|entries|records?|candidates?|files?|reviews?|abstracts?"
@@ -72,14 +72,15 @@ _RULES = (
         exempts=_CITED,
     ),
     _rule(
-        "all,render fix correct rewrite paraphrase convert translate return join",
+        "all the,render fix correct rewrite paraphrase convert translate return join",
         rf"\b(?:render|fix|correct|rewrite|paraphrase|convert|return|join)\b.*?\ball\s+(?:of\s+)?"
         rf"(?:the\s+)?{_NOUN}",
+        rf"\bjoin\s+the\s+(?:\w+\s+)?{_NOUN}",
     ),
     _rule(
-        "jede jedes jeden alle je chaque cada ogni join",
+        "jede jedes jeden alle je chaque cada ogni",
         r"\b(?:jede[sn]?|je|chaque|cada|ogni)\s+(?:\w+\s+)?(?:dokument|texte?\b|document|passage)",
-        r"\b(?:übersetze|korrigiere|bewerte|ordne)\s+alle\b|\bjoin\s+the\s+(?:\w+\s+)?{_NOUN}",
+        r"\b(?:übersetze|korrigiere|bewerte|ordne)\s+alle\b",
         exempts=r"\b(?:zitier|beleg|citez?|cita)",
     ),
     _rule(  # the place of one
@@ -222,7 +223,7 @@ def asked_order(text: str) -> str:
     if any(map(text.__contains__, _OTHERS)) and _IN_OTHERS.search(text):
         return WORK
     rules = [rule for rule in _RULES if not any(map(words.isdisjoint, rule.words))]
-    return WORK if rules and any(_asks(each, rules) for each in _SENTENCE_END.split(text)) else ""
+    return WORK if rules and any(_asks(each, rules) for each in _SENTENCE.findall(text)) else ""
 
 
 def _names_place(text: str, words: frozenset[str]) -> bool:
