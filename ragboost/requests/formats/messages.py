@@ -119,9 +119,9 @@ class Messages:
         references, num_repeated = self._references(leading, places)
         num_later = sum(len(p.group.blocks) for p in places if p is not leading)
         if leading is None and not num_repeated:
-            self._name_what_is_left(slots, scans, places)
             if kept is not None:
                 raise OrderedDocumentsError(kept.group.frame, stays)
+            self._name_what_is_left(slots, scans, places)
             if num_later:
                 raise NothingToDoError(num_later)
             return None

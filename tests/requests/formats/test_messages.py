@@ -11,6 +11,7 @@ from ragboost.config import Settings
 from ragboost.requests.formats import (
     AmbiguousDocumentsError,
     NothingToDoError,
+    OrderedDocumentsError,
     find_format,
     make_formats,
 )
@@ -355,6 +356,9 @@ def test_documents_stay_where_their_places_are_named(said: str) -> None:
     ):
         with pytest.raises(AmbiguousDocumentsError, match=r"by its place|their order means"):
             reorder({"model": "m", "messages": messages})
+    held = f"<documents>\n{xml('A', 'B')}\n</documents>\n\n{said}"
+    with pytest.raises(OrderedDocumentsError):  # not that nothing shows where documents end
+        reorder({"model": "m", "messages": [{"role": "user", "content": held}]})
     answer = {"role": "assistant", "content": "So."}
     for earlier in ([system, {"role": "user", "content": "Why?"}], [{**system, "role": "user"}]):
         found = find({"model": "m", "messages": [*earlier, answer, asked]})
