@@ -30,7 +30,7 @@ _WORD = re.compile(rf"({WORD})((?:[ \u00a0_#:：-]|\*\*)*)[\[【(（]?\Z")
 _TAG = re.compile(r"<([^\W\d_]{1,40})\b")
 # Two lines that begin with a number and a label's word or marks, or one that ends with a colon: a
 # list that was not found.
-_WORDED = r"[^\W\d_]{1,40}[ \u00a0#:：-]{0,2}\d{1,6}"
+_WORDED = r"[^\W\d_]{1,40}[ \u00a0#:：_-]{0,2}\d{1,6}"
 _MARK = rf"(?:{_WORDED}|[\[【(（「]{{1,2}}(?:{_WORDED}|\d{{1,6}})[\])】）」:：])"
 _LABEL = rf"^[ \t#*>-]{{0,8}}(?:{_MARK}|<[^\W\d][^<>\n]{{0,80}}?=[\"']\d{{1,6}}[\"'])"
 _FIELD = r'"(?:index|id|rank|position|number|n)"\s*:\s*'
@@ -41,7 +41,7 @@ _LISTED = re.compile(
 )
 # Labels of that list, by their kind.
 _MARKS = re.compile(
-    r"^[ \t#*>-]{0,8}(?:(?P<bracket>[\[【［「]{1,2})?(?P<word>[^\W\d_]{1,40})?[ \u00a0#:：-]{0,2}"
+    r"^[ \t#*>-]{0,8}(?:(?P<bracket>[\[【［「]{1,2})?(?P<word>[^\W\d_]{1,40})?[ \u00a0#:：_-]{0,2}"
     r"\d{1,6}(?(bracket)[\]】］」])|<(?P<tag>[^\W\d_][\w-]{0,40})[^<>\n]{0,80}?=[\"']\d{1,6}[\"'])",
     re.MULTILINE,
 )
