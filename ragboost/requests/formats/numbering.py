@@ -59,10 +59,7 @@ _STYLE = re.compile(  # the same, if the line asks nothing
 _UNMAPPED = re.compile(  # `(1)`, `[^1]`, `<cite index="1">`
     r"\((?:\d{1,2}|n|x|#)\)|\[\^|<(?:cite|ref)\b|\\cite|index=|superscript|[¹²³]|†"
 )
-_NAMES = (
-    *("text", "citation", "dokument", "quelle", "fuente"),
-    *("documento", "文档", "文獻", "文献", "来源", "來源", "资料", "資料"),
-)
+_NAMES = ("text", "文獻", "文献", "來源")  # that a question may call a document, beside `SYNONYMS`
 _QUOTED = re.compile(
     r"\"[^\"\n]{0,1000}\"|“[^”\n]{0,1000}”|(?<!\w)'[^\n]{0,1000}?'(?!\w)|«[^»\n]{0,1000}»"
 )
@@ -228,7 +225,7 @@ class TextBehind:
 
 @dataclass(slots=True)
 class Behind:
-    """What stands behind a list, or around it."""
+    """The texts behind a list, and what they and those around it tell."""
 
     texts: list[TextBehind] = field(default_factory=list)
     others: OtherLists = ALONE

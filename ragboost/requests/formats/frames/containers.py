@@ -95,9 +95,8 @@ class Surroundings:
         found += [
             Container(s.inner_start, s.inner_end, s.end)
             for s in wrappers(text, self._tags)
-            if holds_documents(
-                text[s.start + 1 : s.inner_start - 1].split()[0]
-            )  # else the question, too
+            # Others hold the question, too.
+            if holds_documents(text[s.start + 1 : s.inner_start - 1].split()[0])
         ]
         stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
         inside = [each for each in stripped if each.start < each.end]

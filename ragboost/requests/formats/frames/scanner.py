@@ -15,7 +15,6 @@ from ragboost.requests.formats.groups import TextGroup
 from ragboost.requests.formats.instructions.asked_order import WORK
 from ragboost.requests.formats.instructions.questions import Question
 
-_BEGINNING = 160  # characters of a document that tell what it follows
 ABOVE = "what stands above them, or how they begin, says that their order is content"
 
 
@@ -103,7 +102,5 @@ def _is_sequence(text: str, found: Candidate) -> bool:
     if is_in_sequence(text, found.start):
         return True
     blocks = found.blocks
-    beginnings = [
-        (block.text or text[block.text_start : block.text_end])[:_BEGINNING] for block in blocks
-    ]
-    return are_in_sequence(beginnings, [block.name for block in blocks])
+    texts = [block.text or text[block.text_start : block.text_end] for block in blocks]
+    return are_in_sequence(texts, [block.name for block in blocks])

@@ -79,8 +79,8 @@ _SEQUENCE_ENDS = ("verlauf", "protokoll", "记录", "記錄", "对话", "日志"
 # At the beginning of a text: `[00:01:12]`, `2024-01-01 12:01:00`, `3 May 2024`, `1994:`.
 _TIME = re.compile(
     r"[\[(]?(\d{4}-\d\d-\d\d(?:[T ]\d{1,2}:\d\d(?::\d\d)?)?|\d{1,2}:\d\d(?::\d\d)?"
-    rf"|\d{{1,2}}\.? (?:{_MONTHS.replace(' ', '|')})[a-z]* \d{{4}}"
-    rf"|(?:{_MONTHS.replace(' ', '|')})[a-z]* (?:\d{{1,2}},? )?\d{{4}}"
+    rf"|\d{{1,2}}\.? (?:{_MONTH.pattern})[a-z]* \d{{4}}"
+    rf"|(?:{_MONTH.pattern})[a-z]* (?:\d{{1,2}},? )?\d{{4}}"
     r"|\d{1,2}[./]\d{1,2}[./]\d{4}|(?:1[5-9]|20)\d\d(?=:))"
 )
 _DAYS = "(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"

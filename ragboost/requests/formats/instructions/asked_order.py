@@ -21,10 +21,11 @@ _NOUN = (
     r"|texts?|paragraphs?|items?|entry|entries|records?|candidates?|files?|reviews?|abstracts?"
     r"|sections?|emails?|pieces?)\b"
 )
-_WORK = (
-    r"(?:translate|label|classify|categori[sz]e|rank|re-?rank|sort|rate|score|annotate|grade"
-    r"|proofread|concatenate|merge|transcribe)"
+_WORK_WORDS = (
+    "translate label classify categorise categorize rank rerank re-rank sort rate score annotate "
+    "grade proofread concatenate merge transcribe"
 )
+_WORK = f"(?:{'|'.join(_WORK_WORDS.split())})"
 _GIVE = (
     rf"(?:{_WORK}|judge|assess|evaluate|summari[sz]e|extract|output|return|give|write|list|embed"
     r"|tag|assign|print|quote|mark|produce|provide|create|generate)"
@@ -52,10 +53,6 @@ def _rule(words: str, *asks: str, exempts: str = "") -> _Rule:
     return _Rule(sets, re.compile("|".join(asks)), re.compile(exempts) if exempts else None)
 
 
-_WORK_WORDS = (
-    "translate label classify categorise categorize rank rerank re-rank sort rate score annotate "
-    "grade proofread concatenate merge transcribe"
-)
 _CITED = r"\b(?:cit(?:e|es|ed|ing|ations?)|used?|relied|referenc\w*|mention\w*)\b"
 _RULES = (
     _rule(  # work on each document
