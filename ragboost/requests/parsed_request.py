@@ -162,7 +162,7 @@ class ParsedRequest:
         if self.session is not None:
             return self.session.encode("utf-8", "surrogatepass")
         body = self.body
-        above = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
+        above = [body.instruction_bytes(name) for name in ANY.instructions if name in body.fields]
         return b"".join((repr(self.tenant_key).encode(), *above))
 
     @cached_property
