@@ -278,13 +278,20 @@ def parse_request(
         found=found,
         kind=kind,
         bypass=bypass,
-        is_followed=session is not None or shape is not None,
+        is_followed=session is not None or shape is not None or _holds_list(bypass),
     )
 
 
 async def run_bytes(work: Callable[[], T], num_bytes: int, *, max_bytes: int = _LARGE_BYTES) -> T:
     """Do work on a body, in a thread if that has more than `max_bytes`."""
     return await asyncio.to_thread(work) if num_bytes > max_bytes else work()
+
+
+def _holds_list(bypass: Bypass | None) -> bool:
+    """Return True if documents were found that may not move now: an earlier request, with fewer
+    messages, may have moved them."""
+    kinds = (AmbiguousDocumentsError, NumberedDocumentsError)
+    return bypass is not None and isinstance(bypass.error, kinds)
 
 
 def _session_name(

@@ -354,6 +354,19 @@ def test_messages_that_were_not_boosted_stay_as_they_came_in_a_history_that_is_c
     chat.ask("another")
 
 
+def test_a_second_question_before_the_answer_moves_nothing_back() -> None:
+    proxy = RewritingProxy()
+    Chat(proxy).ask(tags([0, 5]))
+    chat, given = Chat(proxy), tags([5, 0, 7])
+    assert given not in chat.ask(given)[0]
+    chat.add("user", "Translate each document.")
+    chat.send()
+    chat.ask("more")
+    other = Chat(proxy)
+    other.messages.append({"role": "user", "content": given})
+    assert json.loads(other.send(ragboost={"options": {"boost": False}})[0])["content"] == given
+
+
 def test_results_of_tools_stay_whole_when_documents_beside_are_given_no_more() -> None:
     chat = Chat(RewritingProxy())
     chat.ask("Hello", 7)

@@ -30,6 +30,10 @@ def xml(*names: str) -> str:
     return "\n".join(f"<document>{LONG[name]}</document>" for name in names)
 
 
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
 def tool(content: Any, call: str = "c1") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call, "content": content}
 
@@ -362,6 +366,9 @@ def test_documents_stay_where_their_places_are_named(said: str) -> None:
         [{"role": "user", "content": f"{said}\n\n{xml('A', 'B')}"}],
         [system, asked],
         [{"role": "system", "content": said}, {"role": "user", "content": xml("A", "B")}],
+        [{**system, "role": "user"}, asked],
+        [system, {**asked, "role": "system"}, {"role": "user", "content": "Why?"}],
+        [{"role": "system", "content": [text_part(xml("A", "B")), text_part(said)]}],
     ):
         with pytest.raises(AmbiguousDocumentsError, match=r"by its place|their order means"):
             reorder({"model": "m", "messages": messages})
