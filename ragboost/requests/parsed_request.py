@@ -79,6 +79,7 @@ class Bypass(NamedTuple):
 
 NO_DOCUMENTS = Bypass("no_documents")
 UNREAD = Bypass("malformed_body")
+NUMBERED = Bypass("numbered_documents")
 
 
 @dataclass(eq=False)  # made for each request: a frozen one takes five times as long

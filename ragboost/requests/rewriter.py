@@ -19,7 +19,7 @@ from ragboost.requests.formats.citations import CitationMap
 from ragboost.requests.formats.documents import order_of
 from ragboost.requests.formats.ragboost_object import blank_positions, without_object
 from ragboost.requests.marked_messages import unmarked
-from ragboost.requests.parsed_request import Bypass, ParsedRequest
+from ragboost.requests.parsed_request import NUMBERED, Bypass, ParsedRequest
 from ragboost.requests.prompt_prefix import prompt_prefix
 from ragboost.requests.sent_history import (
     Conversation,
@@ -244,7 +244,7 @@ class Rewriting:
         self._keep_written(history)
         before, after = self._request.bytes_around()
         self._count(outcome, before=before, after=after)
-        self.bypass = Bypass("numbered_documents") if stays else None
+        self.bypass = NUMBERED if stays else None
 
     def _keep_history(self, bypass: Bypass, history: ResentMessages) -> None:
         """Leave the last message as it came, and send those before it as before."""
