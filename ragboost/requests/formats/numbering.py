@@ -5,17 +5,15 @@ the client's numbers, and written with the places' where the client resends them
 questions that name a document. A list stays where any other text of the client names one.
 """
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ragboost.requests.cited_words import SYNONYMS, WORD
 from ragboost.requests.formats.citations import (
     ALONE,
-    SYNONYMS,
-    WORD,
     CitationMap,
     NumberEdit,
     OtherLists,
@@ -83,7 +81,7 @@ _MAX_LINE = 400  # characters of a question that is asked, not pasted
 _MAX_QUESTION = 2000  # characters of a user's text in which numbers are replaced
 # Fields that prescribe the form of an answer, or report its tokens.
 _FORMS = ("response_format", "structured_outputs", "text_format", "output_config", "output_format")
-_GUIDED = ("guided_json", "guided_regex", "guided_grammar", "json_schema", "regex", "ebnf")
+_GUIDED = ("json_schema", "regex", "ebnf", "structural_tag")  # and `guided_...`
 _TOKENS = ("logprobs", "return_logprob", "return_token_ids", "echo")
 _FREE = (None, "text", "auto", "none")  # types of a form, or of the choice of a tool
 
@@ -176,7 +174,8 @@ def numbering_of(group: TextGroup) -> Numbering | None:
 def is_answer_fixed(body: Mapping[str, Any]) -> bool:
     """Return True if numbers cannot be replaced in the answer: its tokens are reported, its form is
     prescribed, it repeats the prompt, or the backend keeps it for a later turn."""
-    if any(body.get(name) is not None and body[name] is not False for name in (*_TOKENS, *_GUIDED)):
+    names = [name for name in body if name in (*_TOKENS, *_GUIDED) or name.startswith("guided_")]
+    if any(body[name] is not None and body[name] is not False for name in names):
         return True
     text = body.get("text")
     forms = [
@@ -186,18 +185,12 @@ def is_answer_fixed(body: Mapping[str, Any]) -> bool:
     kinds = [form.get("type") if isinstance(form, dict) else form for form in forms]
     if any(kind not in _FREE for kind in kinds):
         return True
-    return message_list(body) == "input" and body.get("store") is not False
+    return "input" in body and body.get("store") is not False
 
 
 def has_other_style(text: str) -> bool:
     """Return True if a text asks for citations in a form that is not mapped in answers."""
     return any(_UNMAPPED.search(line) for line in text.splitlines() if may_cite(line))
-
-
-def form_cites(body: Mapping[str, Any]) -> bool:
-    """Return True if the form that the client prescribes lets the model cite."""
-    forms = [body.get(name) for name in (*_FORMS, *_GUIDED, "tools", "text")]
-    return any(may_cite(json.dumps(form)) for form in forms if form)
 
 
 @dataclass(frozen=True, slots=True)

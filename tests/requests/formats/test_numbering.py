@@ -88,6 +88,8 @@ def test_another_list_leaves_what_only_cites_the_first_one(question: str, mapped
         ({"input": [], "text": {"format": {"type": "json_schema"}}, "store": False}, True),
         ({"input": [], "store": False}, False),
         ({"input": []}, True),
+        ({"input": "Who?"}, True),
+        ({"guided_choice": ["1", "2"]}, True),
     ],
 )
 def test_an_answer_whose_form_is_prescribed_cannot_be_mapped(
@@ -96,13 +98,20 @@ def test_an_answer_whose_form_is_prescribed_cannot_be_mapped(
     assert is_answer_fixed(fields) == is_fixed
 
 
-def test_where_answers_are_not_seen_documents_that_may_be_cited_stay() -> None:
-    formats = make_formats(Settings(), maps_answers=False)
-    listed = numbered("[{}]")([LEASE, RENT])
-    assert find_format(formats, user(prompt(f"Be brief.\n\n{listed}"))) is not None
+@pytest.mark.parametrize("asked", ["Be brief.", "Cite [n]."])
+def test_where_answers_are_not_seen_numbered_documents_stay(asked: str) -> None:
+    body = user(prompt(f"{asked}\n\n{numbered('[{}]')([LEASE, RENT])}"))
     with pytest.raises(LeftAloneError):
-        find_format(formats, user(prompt(f"Cite [n].\n\n{listed}")))
-    assert find_format(make_formats(Settings()), user(prompt(f"Cite [n].\n\n{listed}"))) is not None
+        find_format(make_formats(Settings(), maps_answers=False), body)
+    for fields, stays in (
+        ({}, False),
+        ({"logprobs": True}, True),
+        ({"guided_choice": ["1"]}, True),
+    ):
+        hit = find_format(make_formats(Settings()), {**body, **fields})
+        assert hit is not None
+        assert hit[1].numbering is not None
+        assert hit[1].numbering.stays == stays
 
 
 def test_a_later_list_of_elements_with_numbers_leaves_documents_in_place() -> None:
