@@ -192,6 +192,8 @@ class CitationScanner:
     _base: int = -1
     _at: int = 0  # in the buffer
     _fence: str = ""  # that opened a block of code
+    _is_first: bool = False  # the fence opens the text
+    _is_json: bool = False  # and holds JSON, which is read as JSON without a fence is
     _ticks: int = 0  # that opened code inside a line
     _is_tagged: bool = False  # inside `<code>`
     _is_deep: bool = False  # the line is indented
@@ -254,6 +256,8 @@ class CitationScanner:
         """Note where blocks of code begin or end; an unclosed backtick ends with its line."""
         behind, head = self._buffer[end : end + 1], self._line_head()
         is_blank = not head.strip()
+        self._is_json |= self._is_first and head.strip().lower() == "json"
+        self._is_first = False
         if _ITEM.match(head):
             self._is_item = True
         elif not is_blank and not self._is_deep and self._was_blank:
@@ -266,8 +270,10 @@ class CitationScanner:
         if self._fence:
             is_closer = mark.startswith(self._fence) and behind in ("", " ", "\t", "\r", "\n")
             self._fence = "" if is_closer else self._fence
+            self._is_json &= not is_closer
         elif len(mark) > 2 and mark == mark[0] * len(mark):
-            self._fence = mark
+            self._fence, start = mark, end - len(token)
+            self._is_first = self._base + start < 64 and not self._buffer[:start].strip()
         elif mark.startswith("`"):
             self._ticks = len(mark)
 
@@ -278,7 +284,12 @@ class CitationScanner:
     def _may_cite(self, start: int) -> bool:
         """Return True for a digit behind what introduces a citation."""
         buffer = self._buffer
-        if self._fence or self._ticks or self._is_tagged or self._is_indented:
+        if (
+            (self._fence and not self._is_json)
+            or self._ticks
+            or self._is_tagged
+            or self._is_indented
+        ):
             return False
         if start < 1 or buffer[start : start + 1] not in _DIGITS:
             return False

@@ -36,7 +36,6 @@ from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
     Numbering,
     TextBehind,
-    has_other_style,
     is_answer_fixed,
     numbering_of,
     texts_behind,
@@ -271,7 +270,6 @@ class Messages:
             body, slots, groups, leading.slot, group, numbering=numbering, others=others
         )
         stays = behind.has_other or is_answer_fixed(body)
-        stays |= cites and any(map(has_other_style, _texts_before(slots, leading)))
         numbering = replace(numbering, stays=stays or behind.is_named, others=behind.others)
         return _Layout(leading, references, cites, numbering, behind.texts)
 

@@ -19,7 +19,7 @@ from ragboost.requests.formats.citations import (
     OtherLists,
 )
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup
-from ragboost.requests.formats.notes import may_cite
+from ragboost.requests.formats.notes import asks_other_form
 from ragboost.requests.wires.answer_texts import assistant_texts
 from ragboost.requests.wires.body import Path, Slot, find_slots, message_list
 
@@ -53,9 +53,6 @@ _STYLE = re.compile(  # the same, if the line asks nothing
     r"|numbered|labell?ed|etc|and so on|Fußnoten?|Klammern|crochets|corchetes|formato)\b"
     r"|\b(?:like [\"'`(]?|sources?: ?)\[|\]\[\d|\.\.\.|…|格式|注明|角标|形式",
     re.IGNORECASE,
-)
-_UNMAPPED = re.compile(  # `(1)`, `[^1]`, `<cite index="1">`
-    r"\((?:\d{1,2}|n|x|#)\)|\[\^|<(?:cite|ref)\b|\\cite|index=|superscript|[¹²³]|†"
 )
 _NAMES = ("text", "文獻", "文献", "來源")  # that a question may call a document, beside `SYNONYMS`
 _QUOTED = re.compile(
@@ -97,6 +94,7 @@ class Numbering:
         stays: answers cannot be given back with the client's numbers, or its text names one, so
             that its documents stay in the client's order unless they were moved before.
         others: later lists with numbers of their own.
+        tags: pattern of the names of the documents' elements.
     """
 
     numbers: tuple[str, ...]
@@ -104,6 +102,7 @@ class Numbering:
     gaps: tuple[str, ...]
     stays: bool = False
     others: OtherLists = ALONE
+    tags: str = ""
 
     def places(self, order: Sequence[int]) -> CitationMap:
         """Return the places' numbers for the client's; `order` holds the client's place of the
@@ -112,13 +111,16 @@ class Numbering:
         return CitationMap(numbers, self.words, self.gaps)
 
     def is_named(self, text: str, *, is_asked: bool = False) -> bool:
-        """Return True if a text may name a document by its number, other than to say how to cite.
+        """Return True if a text may name a document by its number, other than to say how to cite,
+        or asks to cite in a form that is not mapped.
 
         Args:
             is_asked: it is a short text of the user, in which any number may do so that counts
                 nothing.
         """
         lines = [line for _, line in _lines(text) if _DIGIT.search(line)]
+        if asks_other_form(text, self.words, self.gaps, self.tags):
+            return True
         if not lines:
             return False
         words = "|".join(map(re.escape, sorted({*self.words, *SYNONYMS, *_NAMES})))
@@ -166,7 +168,7 @@ def numbering_of(group: TextGroup) -> Numbering | None:
     if group.is_json or before.lstrip().startswith(("{", '"')):
         return Numbering(numbers, (), ())
     if (tag := _TAG.search(before)) is not None:
-        return Numbering(numbers, (tag[1],), ())
+        return Numbering(numbers, (tag[1],), (), tags="|".join(sorted(set(_TAG.findall(before)))))
     word = _WORD.search(before)
     return Numbering(numbers, (word[1],), (word[2],)) if word else Numbering(numbers, (), ())
 
@@ -186,11 +188,6 @@ def is_answer_fixed(body: Mapping[str, Any]) -> bool:
     if any(kind not in _FREE for kind in kinds):
         return True
     return "input" in body and body.get("store") is not False
-
-
-def has_other_style(text: str) -> bool:
-    """Return True if a text asks for citations in a form that is not mapped in answers."""
-    return any(_UNMAPPED.search(line) for line in text.splitlines() if may_cite(line))
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,15 @@ def test_a_word_and_its_number_are_written_in_many_ways(text: str, mapped: str) 
     assert MOVED.of_answers.inverse.apply(mapped) == text
 
 
+def test_json_in_a_fence_that_opens_the_answer_is_read_as_without() -> None:
+    fenced = '```json\n{"answer": "So [1].", "sources": [2, 1], "n": [3]}\n```'
+    mapped = '```json\n{"answer": "So [3].", "sources": [1, 3], "n": [3]}\n```'
+    assert MOVED.of_answers.apply(fenced) == mapped
+    for stays in (f"Set this:\n{fenced}", fenced.replace("json", "python")):
+        assert MOVED.of_answers.apply(stays) == stays
+    assert MOVED.apply(f"{fenced}\n[1]\n```\n[1]\n```") == f"{mapped}\n[3]\n```\n[1]\n```"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -173,7 +182,8 @@ PIECES = (
         "ee ",
         "<",
     ),
-    *("Document 2, 3", "page ", "Ada. "),
+    *("Document 2, 3", "page ", "Ada. ", " (", "_", "*", "Document-", ".pdf", " pages", "Source: "),
+    *("```json\n", "Documents (", "dokumentu ", "Document\n", "no. "),
 )
 texts = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
