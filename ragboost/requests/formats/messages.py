@@ -8,7 +8,6 @@ or list.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ragboost.booster.context import Context
@@ -30,7 +29,12 @@ from ragboost.requests.formats.documents import (
 )
 from ragboost.requests.formats.frames import Scan, may_hold_list, scan
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
-from ragboost.requests.formats.instructions.around import are_held, questions, why_it_stays
+from ragboost.requests.formats.instructions.around import (
+    are_held,
+    questions,
+    texts_up_to_the_answer,
+    why_it_stays,
+)
 from ragboost.requests.formats.instructions.questions import Question
 from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
@@ -302,10 +306,9 @@ class Messages:
         return edits
 
 
-def _texts_before(slots: Sequence[Slot], of: _Place) -> list[str]:
-    """Return the texts in front of a list, and those around it in its own text."""
-    before = takewhile(lambda slot: slot.path != of.slot.path, slots)
-    texts = [slot.value for slot in before if isinstance(slot.value, str)]
+def _texts_of(slots: Sequence[Slot], of: _Place) -> list[str]:
+    """Return the texts up to the answer about a list, those around it in its own text too."""
+    texts = texts_up_to_the_answer(slots, of.slot)
     return [*texts, *of.group.around()] if isinstance(of.group, TextGroup) else texts
 
 
@@ -355,7 +358,7 @@ def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:
     """Return True if a text up to the documents' own message lets the model cite numbers."""
     if leading is None or not isinstance(leading.group, TextGroup) or not leading.group.is_numbered:
         return False
-    return any(map(may_cite, _texts_before(slots, leading)))
+    return any(map(may_cite, _texts_of(slots, leading)))
 
 
 def _renumbered(layout: _Layout, order: Sequence[int]) -> Iterable[tuple[Path, list[Edit]]]:
