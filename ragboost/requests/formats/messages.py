@@ -40,8 +40,6 @@ from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
     Numbering,
     TextBehind,
-    form_cites,
-    has_other_style,
     is_answer_fixed,
     numbering_of,
     texts_behind,
@@ -116,7 +114,7 @@ class Messages:
             found := self._unmarked.cut(body, slots, scans, tenant=tenant, learns=learns)
         ):
             place = _Place(*found)
-            leading = place if self._may_move(slots, place) else None
+            leading = place if self._may_move(place) else None
             places = sorted([*places, place], key=_reading_order)
         stays = why_it_stays(slots, *leading, known=self._asked) if leading is not None else ""
         kept, leading = (leading, None) if stays else (None, leading)
@@ -226,18 +224,16 @@ class Messages:
 
     def _choose(self, slots: Sequence[Slot], places: Sequence[_Place]) -> _Place | None:
         """Choose the list to order: of several in front, the one with most text."""
-        free = [p for p in places if p.slot.is_leading and self._may_move(slots, p)]
+        free = [p for p in places if p.slot.is_leading and self._may_move(p)]
         return max(free, key=_size, default=None)
 
-    def _may_move(self, slots: Sequence[Slot], place: _Place) -> bool:
-        if not place.group.is_numbered:
-            return True
-        return self._moves_numbered and (self._maps_answers or not _cites(slots, place))
+    def _may_move(self, place: _Place) -> bool:
+        return not place.group.is_numbered or (self._moves_numbered and self._maps_answers)
 
     def _name_what_is_left(
         self, slots: Sequence[Slot], scans: Sequence[Scan], places: Sequence[_Place]
     ) -> None:
-        held = [p for p in places if p.slot.is_leading and not self._may_move(slots, p)]
+        held = [p for p in places if p.slot.is_leading and not self._may_move(p)]
         if held:
             raise NumberedDocumentsError(held[0].group.frame, len(held[0].group.blocks))
         self._unmarked.name_what_is_left(slots, scans)
@@ -277,8 +273,7 @@ class Messages:
         behind = texts_behind(
             body, slots, groups, leading.slot, group, numbering=numbering, others=others
         )
-        stays = behind.has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
-        stays |= cites and any(map(has_other_style, _texts_of(slots, leading)))
+        stays = behind.has_other or is_answer_fixed(body)
         numbering = replace(numbering, stays=stays or behind.is_named, others=behind.others)
         return _Layout(leading, references, cites, numbering, behind.texts)
 
