@@ -325,7 +325,9 @@ class BoostPipeline:
             num_dropped=result.num_dropped + result.num_blank,
             savings=savings,
             citations=result.citations,
-            continued=continued_text(result.fields) if result.citations is not None else "",
+            continued=continued_text(result.fields, continues=not has_options)
+            if result.citations is not None
+            else "",
             seconds=time.perf_counter() - started,
             **observed,
         )

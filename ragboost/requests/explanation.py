@@ -26,7 +26,13 @@ from ragboost.requests.formats import Format, LeftAloneError, make_formats
 from ragboost.requests.formats.detection import ADVICE
 from ragboost.requests.headers import RawHeaders, printable
 from ragboost.requests.json_body import JsonBody, MalformedBodyError
-from ragboost.requests.parsed_request import NO_DOCUMENTS, Bypass, ParsedRequest, parse_request
+from ragboost.requests.parsed_request import (
+    NO_DOCUMENTS,
+    NUMBERED,
+    Bypass,
+    ParsedRequest,
+    parse_request,
+)
 from ragboost.requests.rewriter import Rewriting
 from ragboost.requests.wires.body import find_slots
 from ragboost.types import Document
@@ -106,8 +112,10 @@ class Explainer:
         result = self._boost(Rewriting(request, None, label_template=template), request, count)
         sent = request.body.encode(result.fields)
         tokens_before = _num_tokens(request.body.encode(plain.fields), count)
+        is_held = result.bypass is not None and result.bypass.reason == NUMBERED.reason
+        outcome = NUMBERED.reason if is_held else detection.name
         return Explanation(
-            detection=detection.name,
+            detection=outcome,
             frame=printable(_frame(request)),
             documents=[_seen(document, count) for document in _documents(request)],
             order=_order(result.context),
@@ -116,7 +124,7 @@ class Explainer:
             tokens_after=_num_tokens(sent, count),
             is_counted=self._tokenizer is not None,
             why=self._why(request, result, num_tokens=tokens_before),
-            advice=ADVICE.get(detection.name, ""),
+            advice=ADVICE.get(outcome, ""),
             sent=sent,
         )
 
@@ -144,6 +152,8 @@ class Explainer:
             return ""
         if bypass.error is not None:
             return str(bypass.error)
+        if bypass.reason == NUMBERED.reason:
+            return "a text names documents by number, or the answer's numbers cannot be mapped"
         if bypass.reason != NO_DOCUMENTS.reason:
             return "options.boost is false" if bypass.reason == "option" else bypass.reason
         if not self._settings.formats.in_text:

@@ -79,6 +79,7 @@ class Bypass(NamedTuple):
 
 NO_DOCUMENTS = Bypass("no_documents")
 UNREAD = Bypass("malformed_body")
+NUMBERED = Bypass("numbered_documents")
 
 
 @dataclass(eq=False)  # made for each request: a frozen one takes five times as long
@@ -162,7 +163,7 @@ class ParsedRequest:
         if self.session is not None:
             return self.session.encode("utf-8", "surrogatepass")
         body = self.body
-        above = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
+        above = [body.instruction_bytes(name) for name in ANY.instructions if name in body.fields]
         return b"".join((repr(self.tenant_key).encode(), *above))
 
     @cached_property
@@ -278,13 +279,20 @@ def parse_request(
         found=found,
         kind=kind,
         bypass=bypass,
-        is_followed=session is not None or shape is not None,
+        is_followed=session is not None or shape is not None or _holds_list(bypass),
     )
 
 
 async def run_bytes(work: Callable[[], T], num_bytes: int, *, max_bytes: int = _LARGE_BYTES) -> T:
     """Do work on a body, in a thread if that has more than `max_bytes`."""
     return await asyncio.to_thread(work) if num_bytes > max_bytes else work()
+
+
+def _holds_list(bypass: Bypass | None) -> bool:
+    """Return True if documents were found that may not move now: an earlier request, with fewer
+    messages, may have moved them."""
+    kinds = (AmbiguousDocumentsError, NumberedDocumentsError)
+    return bypass is not None and isinstance(bypass.error, kinds)
 
 
 def _session_name(

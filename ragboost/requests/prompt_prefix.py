@@ -13,10 +13,10 @@ from ragboost.requests.wires.body import (
     Path,
     content_of,
     is_instruction,
-    may_have_cache_mark,
     num_instructions,
     question_part,
 )
+from ragboost.requests.wires.cache_marks import may_have_cache_mark
 from ragboost.requests.wires.normal_form import (
     EngineKind,
     normal_instructions,

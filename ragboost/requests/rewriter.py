@@ -18,7 +18,8 @@ from ragboost.requests.formats import Format, FoundDocuments
 from ragboost.requests.formats.citations import CitationMap
 from ragboost.requests.formats.documents import order_of
 from ragboost.requests.formats.ragboost_object import blank_positions, without_object
-from ragboost.requests.parsed_request import Bypass, ParsedRequest
+from ragboost.requests.marked_messages import unmarked
+from ragboost.requests.parsed_request import NUMBERED, Bypass, ParsedRequest
 from ragboost.requests.prompt_prefix import prompt_prefix
 from ragboost.requests.sent_history import (
     Conversation,
@@ -243,7 +244,7 @@ class Rewriting:
         self._keep_written(history)
         before, after = self._request.bytes_around()
         self._count(outcome, before=before, after=after)
-        self.bypass = Bypass("numbered_documents") if stays else None
+        self.bypass = NUMBERED if stays else None
 
     def _keep_history(self, bypass: Bypass, history: ResentMessages) -> None:
         """Leave the last message as it came, and send those before it as before."""
@@ -296,7 +297,6 @@ class Rewriting:
             return Bypass.of(error)
 
     def _note(self, documents: Sequence[Document]) -> str:
-        """Return what the shape writes beside documents in this order."""
         context = Context("", tuple(documents), self._found.documents, positions=(), labels=())
         return self._shape.note(self._body.fields, self._found, context)
 
@@ -359,9 +359,9 @@ class Rewriting:
             messages[message] = Raw(sent)
             self.fields = {**written, name: messages}
         labels = context.labels if self._shape.in_message else ()
-        retrieved, documents = _keys(context.retrieved), _keys(context.documents)
+        keys = _keys(context.retrieved), _keys(context.documents)
         is_hinted = context.is_order_hinted
-        kept = SentMessage(sent, retrieved, documents, is_boosted, labels, is_hinted, citations)
+        kept = SentMessage(unmarked(sent), *keys, is_boosted, labels, is_hinted, citations)
         if history.sent.get(message) != kept:
             parent = history.digest(message)
             self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
@@ -384,7 +384,7 @@ class Rewriting:
             message = self._body.encode_bytes(messages[at])
             messages[at] = Raw(message)
             parent = parent if sent else history.digest(at)
-            sent.append((history.links[at], SentMessage(message, (), ())))
+            sent.append((history.links[at], SentMessage(unmarked(message), (), ())))
         self.delta = self.delta._replace(sent=tuple(sent), parent=parent)
         self.delta = history.with_last(self.delta)
 

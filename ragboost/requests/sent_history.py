@@ -19,6 +19,7 @@ from ragboost.requests.formats.citations import CitationMap
 from ragboost.requests.formats.groups import Edit, splice
 from ragboost.requests.formats.numbering import later_texts
 from ragboost.requests.json_body import JsonBody, Link
+from ragboost.requests.marked_messages import marked_like
 from ragboost.requests.wires.body import Path, at_path, put
 from ragboost.requests.wires.registry import ANY
 
@@ -31,7 +32,7 @@ _NUMBER_BYTES = 200  # and of each number of its citations
 
 
 class SentMessage(NamedTuple):
-    message: bytes  # as the engine received it; empty if it is the client's own
+    message: bytes  # as the engine received it, without cache breakpoints; empty: the client's own
     retrieved: tuple[str, ...]  # keys of the documents that the client gave with it, by relevance
     documents: tuple[str, ...]  # keys of those that it carries in full, in prompt order
     is_boosted: bool = True  # else they are in the order given, without hints
@@ -244,7 +245,9 @@ def with_messages(
         return dict(fields)
     messages = list(fields[body.list_name])
     for at, old in sent.items():
-        messages[at] = Raw(old.message)
+        client = body.fields[body.list_name][at]
+        is_marked = body.may_have_marks and isinstance(client, dict)
+        messages[at] = Raw(marked_like(old.message, client) if is_marked else old.message)
     return {**fields, body.list_name: messages}
 
 

@@ -93,6 +93,14 @@ def test_why_nothing_is_found_is_said_with_what_helps(body: Any, detection: str,
     assert list(found.documents) == list(found.order) == []
 
 
+def test_a_numbered_list_that_stays_is_said_with_what_helps() -> None:
+    tags = "".join(f'<source id="{at}">{text}</source>' for at, text in enumerate(TEXTS, 1))
+    found = explain(user(f"<context>{tags}</context>\nCompare [1] and [2]."))
+    assert (found.detection, list(found.order)) == ("numbered_documents", [1, 2, 3])
+    assert "by number" in found.why
+    assert "numbers" in found.advice
+
+
 def test_a_client_that_wants_no_boosting_is_told_so() -> None:
     body = user("Why?", ragboost={"documents": TEXTS, "options": {"boost": False}})
     found = explain(body)

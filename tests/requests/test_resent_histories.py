@@ -40,6 +40,7 @@ class World:
     unique_answers: float  # share of the answers that no other client gets
     is_named: bool = False
     num_others: int = 0  # who begin with the same words, at times
+    has_marks: bool = False  # the last messages of each request end a cached prefix
 
 
 @dataclass(eq=False)
@@ -70,6 +71,25 @@ def tags(numbers: Sequence[int]) -> str:
 
 def message(role: str, content: Any, **fields: Any) -> str:
     return json.dumps({"role": role, "content": content, **fields})
+
+
+MARK = "cache_control"
+
+
+def marked(message: dict[str, Any]) -> dict[str, Any]:
+    """The message as a list of one text that ends a cached prefix."""
+    if not isinstance(message["content"], str):
+        return message
+    part = {"type": "text", "text": message["content"], MARK: {"type": "ephemeral"}}
+    return {**message, "content": [part]}
+
+
+def unmarked(message: str) -> str:
+    """The message with its text alone, as a chat template sees it."""
+    value = json.loads(message)
+    if isinstance(value["content"], list):
+        value["content"] = value["content"][0]["text"]
+    return json.dumps(value)
 
 
 class Game:
@@ -172,7 +192,13 @@ class Game:
             documents = [{"id": str(i), "text": text_of(i)} for i in beside]
             body["ragboost"] = {"documents": documents}
         session = client.name if self.world.is_named else ""
+        if self.world.has_marks:
+            body["messages"] = [*body["messages"]]
+            for at in {len(messages) - 1, self.rng.randrange(len(messages))}:
+                body["messages"][at] = marked(body["messages"][at])
         sent = self.proxy.send(body, session=session, key=client.key)
+        assert [MARK in each for each in sent] == [MARK in str(m) for m in body["messages"]]
+        sent = [unmarked(each) for each in sent]
         roles = [each["role"] for each in body["messages"]]
         question = len(roles) - 1 - roles[::-1].index("user")
         earlier = self._earlier(client, messages)
@@ -246,6 +272,8 @@ WORLDS = {
     "five": World(5, 8, 0.5),
     "five, with a name each": World(5, 8, 0.5, is_named=True),
     "three among many": World(3, 8, 0.8, num_others=70),
+    "alone, with breakpoints": World(1, 8, 0.5, has_marks=True),
+    "five with breakpoints and a name each": World(5, 8, 0.5, is_named=True, has_marks=True),
 }
 
 
@@ -324,6 +352,19 @@ def test_messages_that_were_not_boosted_stay_as_they_came_in_a_history_that_is_c
     chat.ask("not this one", ragboost={"options": {"boost": False}})
     del chat.messages[3:], chat.sent[3:]
     chat.ask("another")
+
+
+def test_a_second_question_before_the_answer_moves_nothing_back() -> None:
+    proxy = RewritingProxy()
+    Chat(proxy).ask(tags([0, 5]))
+    chat, given = Chat(proxy), tags([5, 0, 7])
+    assert given not in chat.ask(given)[0]
+    chat.add("user", "Translate each document.")
+    chat.send()
+    chat.ask("more")
+    other = Chat(proxy)
+    other.messages.append({"role": "user", "content": given})
+    assert json.loads(other.send(ragboost={"options": {"boost": False}})[0])["content"] == given
 
 
 def test_results_of_tools_stay_whole_when_documents_beside_are_given_no_more() -> None:

@@ -22,7 +22,8 @@ from ragboost.proxy.hosted.prompt import (
 )
 from ragboost.requests.json_body import JsonBody, decode_message
 from ragboost.requests.parsed_request import ParsedRequest
-from ragboost.requests.wires.body import is_stored, may_have_cache_mark, num_instructions
+from ragboost.requests.wires.body import is_stored, num_instructions
+from ragboost.requests.wires.cache_marks import may_have_cache_mark
 from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.requests.wires.registry import ANY, CONTENTS
 from ragboost.util.bounded_map import BoundedMap

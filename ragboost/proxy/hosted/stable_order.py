@@ -11,7 +11,8 @@ from typing import Any
 
 from ragboost.config import Settings
 from ragboost.requests.json_body import JsonBody, MalformedBodyError
-from ragboost.requests.wires.body import has_cache_mark, tool_name
+from ragboost.requests.wires.body import tool_name
+from ragboost.requests.wires.cache_marks import has_cache_mark
 from ragboost.requests.wires.registry import ANY
 from ragboost.requests.wires.volatile_lines import VolatileLine, foreign_lines, without_volatile
 

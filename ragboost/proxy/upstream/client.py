@@ -72,8 +72,12 @@ class UpstreamResponse:
 
     @property
     def is_complete(self) -> bool:
-        """The end of the body has arrived; the next `read` returns all that remains."""
-        return self._payload.is_eof()
+        """All of the body was read.
+
+        NOTE: its end may have arrived while a `read` emptied the buffer, which aiohttp then fills
+        with what it had not parsed yet: of a body in thousands of tiny chunks.
+        """
+        return self._payload.at_eof()
 
     async def read(self) -> bytes:
         """Wait for bytes of the body and return all that have arrived; empty at its end.
@@ -92,8 +96,8 @@ class UpstreamResponse:
             self._raise(failure)
 
     def close(self) -> None:
-        """Abandon the rest of the body, which closes the connection; no effect if complete."""
-        if not self.is_complete:
+        """Abandon the rest of the body, which closes the connection; no effect once it has come."""
+        if not self._payload.is_eof():
             _abort(self._connection)
 
     def _raise(self, error: BaseException) -> NoReturn:

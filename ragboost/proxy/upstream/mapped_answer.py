@@ -226,12 +226,18 @@ def _decode(data: bytes) -> Any:
         return decode_json(data)
 
 
-def continued_text(request: Mapping[str, Any]) -> str:
-    """Return the text that an answer continues; empty if it begins anew."""
+def continued_text(request: Mapping[str, Any], *, continues: bool = False) -> str:
+    """Return the text that an answer continues; empty if it begins anew.
+
+    Args:
+        continues: an assistant's message at the end is the beginning of the answer, as in the
+            Messages API, also unless the request says so.
+    """
     if isinstance(prompt := request.get("prompt"), str):
         return prompt.rpartition("\n")[2]
     messages = request.get("messages")
-    if not (request.get("continue_final_message") and isinstance(messages, list) and messages):
+    continues = continues or bool(request.get("continue_final_message"))
+    if not (continues and isinstance(messages, list) and messages):
         return ""
     texts = assistant_texts(decode_message(messages[-1]), ())
     return texts[-1].text if texts else ""

@@ -25,24 +25,27 @@ from itertools import product
 from typing import NamedTuple
 
 from ragboost.requests.bracketed_numbers import LONGEST_LEAD, may_follow
-
-# A word, with what is no letter but a part of it: vowel signs of Indic scripts and Thai, accents.
-_SIGNS = (
-    r"\u0300-\u036f\u0591-\u05c7\u0610-\u065f\u0670\u0900-\u0963\u0981-\u0ddf\u0e31-\u0e4e"
-    r"\u0eb1-\u0ecd\u102b-\u103e\u17b4-\u17d3\u200c\u200d"
+from ragboost.requests.cited_words import (
+    AND,
+    ANDS,
+    BRACKETS,
+    SYNONYMS,
+    UNITS,
+    DocumentWords,
+    Word,
+    may_end,
 )
-WORD = rf"(?>[^\W\d_]{{1,24}}(?:(?=\W)[{_SIGNS}]{{1,4}}[^\W\d_]{{0,24}}){{0,12}})"
+
 _TOKEN = re.compile(r"\n[ \t>]{0,16}[`~]{0,32}|`{1,32}|</?(?:code|pre)[ >]|[0-9]{1,7}")
 _ITEM = re.compile(r"[-*+•]|[0-9]{1,3}[.)]")  # of a list, whose paragraphs are indented
 _MAX_NUMBERS = 64  # in one pair of brackets
 _CONTEXT = LONGEST_LEAD + 32  # characters before a number that are looked at
 _SPACES = ("", " ")
 _COMMAS = (",", ";", "、", "，", "；")
-_ANDS = ("and", "or", "und", "oder", "et", "ou", "y", "o", "e", "и", "или", "&")
 _SEPARATORS = frozenset(
     [
         *map("".join, product(_SPACES, _COMMAS, _SPACES)),
-        *(f"{comma} {word} " for comma in ("", ",") for word in _ANDS),
+        *(f"{comma} {word} " for comma in ("", ",") for word in ANDS),
         *("和", "与", "及", "或", "と", "や"),
     ]
 )
@@ -61,26 +64,20 @@ _NUMBERS = re.compile(
 _LONGEST_SEPARATOR = max(map(len, _SEPARATORS))
 _EACH_NUMBER = re.compile(r"[0-9]+")
 _DIGITS = frozenset("0123456789")
-_BRACKETS = {"[": "]", "【": "】", "［": "］"}
 # A place in the document that is cited, behind its number: `[2, p. 4]`.
 _LOCATOR = re.compile(
     r"[,;:] ?(?:pp?|pages?|pg|S|Seiten?|secs?|sections?|§|lines?|ll?|ch|chapters?|para|paragraphs?"
     r"|figs?|figure|tables?|art|article|第)\b\.? ?[^\[\]【】［］\n]{0,24}"
 )
 _LONGEST_LOCATOR = 40
-_SUFFIX = "(?P<plural>s|es|e|en|n|у|а|е|ом|ам|ах|ы|ов)?"
-_GAPS = (" ", "\u00a0", "\u202f", " #", "#", " No. ", " №", "№ ", " **", ". ")
-# Words that models write for a numbered document, whichever of them its label has.
-SYNONYMS = (
-    *("document", "doc", "source", "passage", "context", "excerpt", "reference", "ref", "snippet"),
-    *("chunk", "citation", "webpage", "dokument", "quelle", "documento", "fuente", "fonte"),
-    *("документ", "источник", "文档", "来源", "资料", "資料", "文書", "出典", "문서", "출처"),
-)
 _LAST_BRACKET = re.compile(rf"[\]】］](?:{'|'.join(map(re.escape, _SEPARATORS))})?\s{{0,8}}\Z")
 _NEAR = 1 + _LONGEST_SEPARATOR + 8  # characters that it can match
-_LONGEST_BEHIND = max(_LONGEST_SEPARATOR, _LONGEST_RANGE) + 1
-_PART = re.compile(r"[A-Za-z0-9_$]")  # behind a number: it is a part of a word
-_AND = re.compile(rf",? (?:{'|'.join(_ANDS)}) ")
+# Behind a number: it is a part of a word or of a file's name, or counts something.
+_PART = re.compile(r"[A-Za-z0-9$]|[_.][^\W_]")
+_UNFINISHED = frozenset(
+    text[:end] for text in (*_SEPARATORS, *_RANGES, *UNITS, "_") for end in range(len(text) + 1)
+)  # what more text may make something else
+_LONGEST_BEHIND = max(map(len, _UNFINISHED)) + 1
 
 
 class OtherLists(NamedTuple):
@@ -146,35 +143,8 @@ class CitationMap:
         return replace(self, words=words, has_brackets=False, is_alone=False) if words else None
 
     @cached_property
-    def longest_word(self) -> int:
-        """Return the characters of the longest word with what may stand between it and a number."""
-        longest = max(map(len, (*_GAPS, *self.gaps, ":** ")))
-        return max(map(len, self.words), default=0) + len(" es") + longest
-
-    @cached_property
-    def word_ends(self) -> frozenset[str]:
-        """Return the characters that may stand between such a word and a number, and its own."""
-        ends = {
-            end for gap in (*_GAPS, *self.gaps, ": ", ":", "：", *self.words) for end in gap[-1:]
-        }
-        return frozenset(ends | {end.swapcase() for end in ends})
-
-    @cached_property
-    def word_pattern(self) -> re.Pattern[str] | None:
-        """Pattern of the text in front of a number that a word of the labels introduces."""
-        if not self.words:
-            return None
-        gaps = "|".join(map(re.escape, sorted({*_GAPS, *self.gaps}, key=len, reverse=True)))
-        latin = "|".join(re.escape(word) for word in self.words if word.lower() != word.upper())
-        others = [re.escape(word) for word in self.words if word.lower() == word.upper()]
-        forms = [rf"(?<![\w/.])(?:{latin}){_SUFFIX}(?:{gaps})"] if latin else []
-        forms += [rf"(?:{'|'.join(others)})(?P<any>)(?:{gaps})?"] if others else []
-        if latin:  # as in `[citation:2]` and `[doc2]`
-            forms.append(rf"(?<=[\[【［])(?:{latin})[:：]?")
-        if latin and self.has_colons:  # at the beginning of a line, or a field of JSON
-            forms.append(rf"(?<![^\s(\[*_>])(?<![^\W\d_] )(?:{latin})s?(?P<list>[:：])(?:\*\*)? ?")
-            forms.append(rf"(?<=\")(?:{latin})\": ?")
-        return re.compile(rf"(?:{'|'.join(forms)})\Z", re.IGNORECASE)
+    def document_words(self) -> DocumentWords:
+        return DocumentWords(self.words, self.gaps, has_colons=self.has_colons)
 
     def edits(self, text: str) -> list[NumberEdit]:
         """Return the replacements in a whole text."""
@@ -222,6 +192,8 @@ class CitationScanner:
     _base: int = -1
     _at: int = 0  # in the buffer
     _fence: str = ""  # that opened a block of code
+    _is_first: bool = False  # the fence opens the text
+    _is_json: bool = False  # and holds JSON, which is read as JSON without a fence is
     _ticks: int = 0  # that opened code inside a line
     _is_tagged: bool = False  # inside `<code>`
     _is_deep: bool = False  # the line is indented
@@ -284,6 +256,8 @@ class CitationScanner:
         """Note where blocks of code begin or end; an unclosed backtick ends with its line."""
         behind, head = self._buffer[end : end + 1], self._line_head()
         is_blank = not head.strip()
+        self._is_json |= self._is_first and head.strip().lower() == "json"
+        self._is_first = False
         if _ITEM.match(head):
             self._is_item = True
         elif not is_blank and not self._is_deep and self._was_blank:
@@ -296,8 +270,10 @@ class CitationScanner:
         if self._fence:
             is_closer = mark.startswith(self._fence) and behind in ("", " ", "\t", "\r", "\n")
             self._fence = "" if is_closer else self._fence
+            self._is_json &= not is_closer
         elif len(mark) > 2 and mark == mark[0] * len(mark):
-            self._fence = mark
+            self._fence, start = mark, end - len(token)
+            self._is_first = self._base + start < 64 and not self._buffer[:start].strip()
         elif mark.startswith("`"):
             self._ticks = len(mark)
 
@@ -308,11 +284,16 @@ class CitationScanner:
     def _may_cite(self, start: int) -> bool:
         """Return True for a digit behind what introduces a citation."""
         buffer = self._buffer
-        if self._fence or self._ticks or self._is_tagged or self._is_indented:
+        if (
+            (self._fence and not self._is_json)
+            or self._ticks
+            or self._is_tagged
+            or self._is_indented
+        ):
             return False
         if start < 1 or buffer[start : start + 1] not in _DIGITS:
             return False
-        if buffer[start - 1] in _BRACKETS:
+        if buffer[start - 1] in BRACKETS:
             return self.map.has_brackets
         return self._word(start) is not None
 
@@ -320,26 +301,26 @@ class CitationScanner:
         """Map the citation whose first number is here; return the end of what was looked at, None
         if the text behind is needed."""
         buffer = self._buffer
-        if buffer[start - 1] in _BRACKETS:
+        if buffer[start - 1] in BRACKETS:
             return self._cite_in_brackets(start, end, is_end=is_end)
         numbers, word = _NUMBERS.match(buffer, start), self._word(start)
         if numbers is None or word is None:  # of too many digits
             return end
         behind = buffer[numbers.end() : numbers.end() + _LONGEST_BEHIND]
         spans = [each.span() for each in _EACH_NUMBER.finditer(buffer, *numbers.span())]
-        if len(behind) < _LONGEST_BEHIND and not is_end:
-            is_open = any(each.startswith(behind) for each in (*_SEPARATORS, *_RANGES))
-            if is_open or (len(spans) > 1 and len(behind) < 2):
-                return None
+        is_cut = len(behind) < _LONGEST_BEHIND and not is_end
+        if is_cut and (behind in _UNFINISHED or (len(spans) > 1 and len(behind) < 2)):
+            return None
         is_decimal = behind[:1] == "." and behind[1:2] in _DIGITS
         if not is_decimal and _RANGE.match(buffer, numbers.end()):
             return numbers.end()
         if is_decimal or _PART.match(behind):
             spans.pop()
-        found, between = word.groupdict(), buffer[start : numbers.end()]
-        is_list = any(found.get(name) is not None for name in ("plural", "any", "list"))
-        is_list = is_list or any(f" {each} " in between for each in _ANDS)
-        is_list = is_list or _AND.match(behind) is not None or not behind[:2].strip()[:1].isalnum()
+        if not may_end(word, behind, is_many=len(spans) > 1):
+            return numbers.end()
+        between = buffer[start : numbers.end()]
+        is_list = word.is_list or any(f" {each} " in between for each in ANDS)
+        is_list = is_list or AND.match(behind) is not None or not behind[:2].strip()[:1].isalnum()
         for span in spans if is_list else spans[:1]:
             if not self._replace(*span):
                 break
@@ -349,7 +330,7 @@ class CitationScanner:
         buffer, numbers = self._buffer, _NUMBERS.match(self._buffer, start)
         if numbers is None:  # of too many digits
             return end
-        closer, stop, at = _BRACKETS[buffer[start - 1]], numbers.end(), start - 1
+        closer, stop, at = BRACKETS[buffer[start - 1]], numbers.end(), start - 1
         behind = buffer[stop : stop + _LONGEST_LOCATOR]
         is_cut = len(behind) < _LONGEST_LOCATOR and not is_end
         if not behind.startswith(closer):
@@ -393,8 +374,5 @@ class CitationScanner:
                 return end == self._bracket_end
         return may_follow(before, is_many=is_many)
 
-    def _word(self, start: int) -> re.Match[str] | None:
-        pattern = self.map.word_pattern
-        if pattern is None or self._buffer[start - 1] not in self.map.word_ends:
-            return None
-        return pattern.search(self._buffer, max(0, start - self.map.longest_word), start)
+    def _word(self, start: int) -> Word | None:
+        return self.map.document_words.before(self._buffer, start)

@@ -1,13 +1,13 @@
 """Documents as list elements: Anthropic's blocks, and the results of an OpenAI `file_search_call`.
 
-Whole elements move, but none with the caller's cache breakpoint, or across one.
+Whole elements move, but none across the caller's cache breakpoint, which stays at its place.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ragboost.requests.formats.groups import DocumentBlock, ListGroup, hint_name, text_of
-from ragboost.requests.wires.body import has_cache_mark
+from ragboost.requests.wires.cache_marks import has_cache_mark
 
 
 def find_blocks(content: list[Any]) -> list[ListGroup]:
@@ -35,9 +35,10 @@ def _groups(
 ) -> Iterator[ListGroup]:
     run: list[DocumentBlock] = []
     for at, value in enumerate([*content, None]):
-        if is_document(value) and not has_cache_mark(value):
+        if is_document(value):
             run.append(block(at, value))
-            continue
+            if not has_cache_mark(value):
+                continue
         if len(run) > 1:
             yield ListGroup(content, tuple(run), run[-1].end)
         run = []
@@ -63,5 +64,5 @@ def _text(value: Any) -> str | None:
     content = value.get("content")
     if not isinstance(content, list) or len(content) != 1:
         return None
-    found = text_of(content[0]) if not has_cache_mark(content[0]) else None
+    found = text_of(content[0])
     return found[1] if found and found[0] == "text" else None

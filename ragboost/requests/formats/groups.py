@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ragboost.requests.wires.body import Value
+from ragboost.requests.wires.cache_marks import marks_of, without_marks
 
 _MAX_NAME = 200
 EVIDENCE = "evidence"  # the frame of documents whose ends traffic has shown, not the text
@@ -118,12 +119,16 @@ class ListGroup:
     frame: str = "content blocks"
 
     def identities(self) -> list[str]:
-        return _told_apart([json.dumps(self.value[block.start]) for block in self.blocks])
+        elements = [self.value[block.start] for block in self.blocks]
+        return _told_apart([json.dumps(without_marks(element)) for element in elements])
 
     is_numbered = False
 
     def reordered(self, order: Sequence[int]) -> Edit:
         moved = [self.value[self.blocks[i].start] for i in order]
+        if marks := marks_of(last := self.value[self.blocks[-1].start]):
+            moved = [without_marks(element) if element is last else element for element in moved]
+            moved[-1] = {**moved[-1], **marks}
         return Edit(self.blocks[0].start, self.blocks[-1].end, moved)
 
     def referred(self, block: DocumentBlock, reference: str) -> Edit:

@@ -8,7 +8,6 @@ or list.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ragboost.booster.context import Context
@@ -30,14 +29,17 @@ from ragboost.requests.formats.documents import (
 )
 from ragboost.requests.formats.frames import Scan, may_hold_list, scan
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
-from ragboost.requests.formats.instructions.around import are_held, questions, why_it_stays
+from ragboost.requests.formats.instructions.around import (
+    are_held,
+    questions,
+    texts_up_to_the_answer,
+    why_it_stays,
+)
 from ragboost.requests.formats.instructions.questions import Question
 from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
     Numbering,
     TextBehind,
-    form_cites,
-    has_other_style,
     is_answer_fixed,
     numbering_of,
     texts_behind,
@@ -112,7 +114,7 @@ class Messages:
             found := self._unmarked.cut(body, slots, scans, tenant=tenant, learns=learns)
         ):
             place = _Place(*found)
-            leading = place if self._may_move(slots, place) else None
+            leading = place if self._may_move(place) else None
             places = sorted([*places, place], key=_reading_order)
         stays = why_it_stays(slots, *leading, known=self._asked) if leading is not None else ""
         kept, leading = (leading, None) if stays else (None, leading)
@@ -222,18 +224,16 @@ class Messages:
 
     def _choose(self, slots: Sequence[Slot], places: Sequence[_Place]) -> _Place | None:
         """Choose the list to order: of several in front, the one with most text."""
-        free = [p for p in places if p.slot.is_leading and self._may_move(slots, p)]
+        free = [p for p in places if p.slot.is_leading and self._may_move(p)]
         return max(free, key=_size, default=None)
 
-    def _may_move(self, slots: Sequence[Slot], place: _Place) -> bool:
-        if not place.group.is_numbered:
-            return True
-        return self._moves_numbered and (self._maps_answers or not _cites(slots, place))
+    def _may_move(self, place: _Place) -> bool:
+        return not place.group.is_numbered or (self._moves_numbered and self._maps_answers)
 
     def _name_what_is_left(
         self, slots: Sequence[Slot], scans: Sequence[Scan], places: Sequence[_Place]
     ) -> None:
-        held = [p for p in places if p.slot.is_leading and not self._may_move(slots, p)]
+        held = [p for p in places if p.slot.is_leading and not self._may_move(p)]
         if held:
             raise NumberedDocumentsError(held[0].group.frame, len(held[0].group.blocks))
         self._unmarked.name_what_is_left(slots, scans)
@@ -273,8 +273,7 @@ class Messages:
         behind = texts_behind(
             body, slots, groups, leading.slot, group, numbering=numbering, others=others
         )
-        stays = behind.has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
-        stays |= cites and any(map(has_other_style, _texts_before(slots, leading)))
+        stays = behind.has_other or is_answer_fixed(body)
         numbering = replace(numbering, stays=stays or behind.is_named, others=behind.others)
         return _Layout(leading, references, cites, numbering, behind.texts)
 
@@ -307,10 +306,9 @@ class Messages:
         return edits
 
 
-def _texts_before(slots: Sequence[Slot], of: _Place) -> list[str]:
-    """Return the texts in front of a list, and those around it in its own text."""
-    before = takewhile(lambda slot: slot.path != of.slot.path, slots)
-    texts = [slot.value for slot in before if isinstance(slot.value, str)]
+def _texts_of(slots: Sequence[Slot], of: _Place) -> list[str]:
+    """Return the texts up to the answer about a list, those around it in its own text too."""
+    texts = texts_up_to_the_answer(slots, of.slot)
     return [*texts, *of.group.around()] if isinstance(of.group, TextGroup) else texts
 
 
@@ -360,7 +358,7 @@ def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:
     """Return True if a text up to the documents' own message lets the model cite numbers."""
     if leading is None or not isinstance(leading.group, TextGroup) or not leading.group.is_numbered:
         return False
-    return any(map(may_cite, _texts_before(slots, leading)))
+    return any(map(may_cite, _texts_of(slots, leading)))
 
 
 def _renumbered(layout: _Layout, order: Sequence[int]) -> Iterable[tuple[Path, list[Edit]]]:

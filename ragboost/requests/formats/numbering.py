@@ -5,23 +5,21 @@ the client's numbers, and written with the places' where the client resends them
 questions that name a document. A list stays where any other text of the client names one.
 """
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ragboost.requests.cited_words import SYNONYMS, WORD
 from ragboost.requests.formats.citations import (
     ALONE,
-    SYNONYMS,
-    WORD,
     CitationMap,
     NumberEdit,
     OtherLists,
 )
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup
-from ragboost.requests.formats.notes import may_cite
+from ragboost.requests.formats.notes import asks_other_form
 from ragboost.requests.wires.answer_texts import assistant_texts
 from ragboost.requests.wires.body import Path, Slot, find_slots, message_list
 
@@ -56,9 +54,6 @@ _STYLE = re.compile(  # the same, if the line asks nothing
     r"|\b(?:like [\"'`(]?|sources?: ?)\[|\]\[\d|\.\.\.|…|格式|注明|角标|形式",
     re.IGNORECASE,
 )
-_UNMAPPED = re.compile(  # `(1)`, `[^1]`, `<cite index="1">`
-    r"\((?:\d{1,2}|n|x|#)\)|\[\^|<(?:cite|ref)\b|\\cite|index=|superscript|[¹²³]|†"
-)
 _NAMES = ("text", "文獻", "文献", "來源")  # that a question may call a document, beside `SYNONYMS`
 _QUOTED = re.compile(
     r"\"[^\"\n]{0,1000}\"|“[^”\n]{0,1000}”|(?<!\w)'[^\n]{0,1000}?'(?!\w)|«[^»\n]{0,1000}»"
@@ -83,7 +78,7 @@ _MAX_LINE = 400  # characters of a question that is asked, not pasted
 _MAX_QUESTION = 2000  # characters of a user's text in which numbers are replaced
 # Fields that prescribe the form of an answer, or report its tokens.
 _FORMS = ("response_format", "structured_outputs", "text_format", "output_config", "output_format")
-_GUIDED = ("guided_json", "guided_regex", "guided_grammar", "json_schema", "regex", "ebnf")
+_GUIDED = ("json_schema", "regex", "ebnf", "structural_tag")  # and `guided_...`
 _TOKENS = ("logprobs", "return_logprob", "return_token_ids", "echo")
 _FREE = (None, "text", "auto", "none")  # types of a form, or of the choice of a tool
 
@@ -99,6 +94,7 @@ class Numbering:
         stays: answers cannot be given back with the client's numbers, or its text names one, so
             that its documents stay in the client's order unless they were moved before.
         others: later lists with numbers of their own.
+        tags: pattern of the names of the documents' elements.
     """
 
     numbers: tuple[str, ...]
@@ -106,6 +102,7 @@ class Numbering:
     gaps: tuple[str, ...]
     stays: bool = False
     others: OtherLists = ALONE
+    tags: str = ""
 
     def places(self, order: Sequence[int]) -> CitationMap:
         """Return the places' numbers for the client's; `order` holds the client's place of the
@@ -114,13 +111,16 @@ class Numbering:
         return CitationMap(numbers, self.words, self.gaps)
 
     def is_named(self, text: str, *, is_asked: bool = False) -> bool:
-        """Return True if a text may name a document by its number, other than to say how to cite.
+        """Return True if a text may name a document by its number, other than to say how to cite,
+        or asks to cite in a form that is not mapped.
 
         Args:
             is_asked: it is a short text of the user, in which any number may do so that counts
                 nothing.
         """
         lines = [line for _, line in _lines(text) if _DIGIT.search(line)]
+        if asks_other_form(text, self.words, self.gaps, self.tags):
+            return True
         if not lines:
             return False
         words = "|".join(map(re.escape, sorted({*self.words, *SYNONYMS, *_NAMES})))
@@ -168,7 +168,7 @@ def numbering_of(group: TextGroup) -> Numbering | None:
     if group.is_json or before.lstrip().startswith(("{", '"')):
         return Numbering(numbers, (), ())
     if (tag := _TAG.search(before)) is not None:
-        return Numbering(numbers, (tag[1],), ())
+        return Numbering(numbers, (tag[1],), (), tags="|".join(sorted(set(_TAG.findall(before)))))
     word = _WORD.search(before)
     return Numbering(numbers, (word[1],), (word[2],)) if word else Numbering(numbers, (), ())
 
@@ -176,7 +176,8 @@ def numbering_of(group: TextGroup) -> Numbering | None:
 def is_answer_fixed(body: Mapping[str, Any]) -> bool:
     """Return True if numbers cannot be replaced in the answer: its tokens are reported, its form is
     prescribed, it repeats the prompt, or the backend keeps it for a later turn."""
-    if any(body.get(name) is not None and body[name] is not False for name in (*_TOKENS, *_GUIDED)):
+    names = [name for name in body if name in (*_TOKENS, *_GUIDED) or name.startswith("guided_")]
+    if any(body[name] is not None and body[name] is not False for name in names):
         return True
     text = body.get("text")
     forms = [
@@ -186,18 +187,7 @@ def is_answer_fixed(body: Mapping[str, Any]) -> bool:
     kinds = [form.get("type") if isinstance(form, dict) else form for form in forms]
     if any(kind not in _FREE for kind in kinds):
         return True
-    return message_list(body) == "input" and body.get("store") is not False
-
-
-def has_other_style(text: str) -> bool:
-    """Return True if a text asks for citations in a form that is not mapped in answers."""
-    return any(_UNMAPPED.search(line) for line in text.splitlines() if may_cite(line))
-
-
-def form_cites(body: Mapping[str, Any]) -> bool:
-    """Return True if the form that the client prescribes lets the model cite."""
-    forms = [body.get(name) for name in (*_FORMS, *_GUIDED, "tools", "text")]
-    return any(may_cite(json.dumps(form)) for form in forms if form)
+    return "input" in body and body.get("store") is not False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ def find_texts(answer: Any, *, is_stream: bool = False) -> list[AnswerText]:
     texts = list(_of_choices(answer, is_stream=is_stream))
     texts += _of_blocks(answer.get("content"), ("content",))
     texts += _of_items(answer.get("output"), ("output",))
+    if isinstance(text := answer.get("output_text"), str):  # the same once more
+        texts.append(AnswerText(("output_text",), text))
     if is_stream:
         texts += _of_event(answer)
     return texts

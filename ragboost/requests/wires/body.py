@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.requests.wires.registry import ANY, CONTENTS
-from ragboost.requests.wires.wire import CACHE_MARKS
 
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a body."""
@@ -19,8 +18,6 @@ Value = str | list[Any]
 REWRITTEN_LISTS = tuple([name for name in ANY.rewritten if name in ANY.messages])
 _PROMPT = next(name for name in ANY.rewritten if name in ANY.prompts)
 TEXT_TYPES = (None, *ANY.text_types)
-_MARKS = frozenset(CACHE_MARKS)
-_ENCODED_MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 
 
 class Slot(NamedTuple):
@@ -101,7 +98,7 @@ def _add_messages(slots: list[Slot], field: str, messages: list[Any], *, is_lead
             continue
         role, content = message.get("role"), message.get(content_field)
         is_instruction = role in instruction_roles
-        if "type" in message or type(content) is not str or not _MARKS.isdisjoint(message):
+        if "type" in message or type(content) is not str:
             _add_message(slots, (field, at), message, is_leading=is_leading)
         elif role == "user" or is_instruction:
             slots.append(
@@ -117,8 +114,6 @@ def _add_message(
 ) -> None:
     role, kind, content_field = message.get("role"), message.get("type"), CONTENTS[str(path[0])]
     kind = kind if isinstance(kind, str) else ""
-    if has_cache_mark(message):
-        return
     if kind in ANY.result_items:
         name = ANY.result_items[kind]
         _add_content(slots, (*path, name), message.get(name), is_tool=True)
@@ -148,7 +143,7 @@ def _add_content(
         return
     slots.append(Slot(path, content, is_tool, is_leading))
     for at, part in enumerate(content):
-        if not isinstance(part, dict) or has_cache_mark(part):
+        if not isinstance(part, dict):
             continue
         kind = part.get("type")
         if isinstance(kind, str) and kind in ANY.result_blocks:
@@ -162,18 +157,6 @@ def tool_name(tool: Any) -> str:
     """Return the name of a tool; empty if it has none."""
     inner = tool.get("function", tool) if isinstance(tool, dict) else None
     return str(inner.get("name") or "") if isinstance(inner, dict) else ""
-
-
-def has_cache_mark(value: Any) -> bool:
-    """Return True if the caller set a cache breakpoint at this block or message."""
-    if not isinstance(value, dict) or _MARKS.isdisjoint(value):
-        return False
-    return any(value.get(mark) is not None for mark in CACHE_MARKS)
-
-
-def may_have_cache_mark(data: bytes) -> bool:
-    """Return True if encoded JSON may hold a cache breakpoint."""
-    return any(mark in data for mark in _ENCODED_MARKS)
 
 
 def is_instruction(path: Path) -> bool:

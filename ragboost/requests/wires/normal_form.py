@@ -14,9 +14,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ragboost.requests.wires.cache_marks import CACHE_MARKS, without_marks
 from ragboost.requests.wires.registry import ANY
 from ragboost.requests.wires.volatile_lines import BILLING_LINE
-from ragboost.requests.wires.wire import CACHE_MARKS
 
 EngineKind = Literal["vllm", "sglang", "hosted", ""]
 """The server that renders prompts; empty if it is unknown, or for backends of several kinds."""
@@ -80,7 +80,7 @@ def normal_message(message: Any, kind: EngineKind) -> Any:
 
 def normal_tool(tool: Any, kind: EngineKind) -> Any:
     """Return the normal form of a tool; within its schema, the order of keys is rendered."""
-    tool = _without_marks(tool)
+    tool = without_marks(tool)
     if kind not in _ENGINES or not isinstance(tool, dict):
         return tool
     # Engines read a tool into a model of their own, which has one order.
@@ -127,14 +127,6 @@ def _given(name: str, value: Any, kind: EngineKind) -> Any:
     except (ValueError, RecursionError):
         return {} if kind == "vllm" or not value.strip() else value
     return parsed if isinstance(parsed, dict | list) else value
-
-
-def _without_marks(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_marks(part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    return {n: _without_marks(inner) for n, inner in value.items() if n not in CACHE_MARKS}
 
 
 def _ordered(fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from ragboost.requests.wires.body import has_cache_mark
+from ragboost.requests.wires.cache_marks import has_cache_mark
 from ragboost.requests.wires.registry import ANY
 
 BILLING_LINE = "x-anthropic-billing-header"

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Names = tuple[str, ...]
-CACHE_MARKS: Names = ("cache_control", "prompt_cache_breakpoint")
-"""Fields of a block with which clients of hosted APIs end a cached prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)

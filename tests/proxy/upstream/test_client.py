@@ -91,6 +91,18 @@ async def test_bodies_arrive_however_they_are_framed(pieces: tuple[bytes, ...]) 
         assert await get(one) == b"hello"
 
 
+@pytest.mark.parametrize("num", [1, 4_100, 20_000])
+async def test_a_body_in_many_tiny_chunks_is_complete_only_when_all_of_it_was_read(
+    num: int,
+) -> None:
+    head = OK + b"transfer-encoding: chunked\r\n\r\n"
+    async with backend(answers(head + b"1\r\nx\r\n" * num + b"0\r\n\r\n")) as one:
+        response, read = await one.request("GET", "/x", headers=[]), 0
+        while not response.is_complete:
+            read += len(await response.read())
+        assert (read, await response.read()) == (num, b"")
+
+
 @pytest.mark.parametrize(
     ("method", "answer"),
     [

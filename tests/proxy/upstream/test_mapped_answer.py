@@ -127,6 +127,7 @@ def test_streams_of_all_apis_are_mapped(
         {"choices": [{"text": "{}", "index": 0}]},
         {"type": "message", "content": [{"type": "text", "text": "{}"}]},
         {"output": [{"type": "message", "content": [{"type": "output_text", "text": "{}"}]}]},
+        {"output": [], "output_text": "{}"},
     ],
 )
 def test_whole_answers_of_all_apis_are_mapped(answer: Any) -> None:
@@ -208,6 +209,7 @@ def test_an_answer_that_goes_on_with_a_text_of_the_request_is_read_with_it() -> 
     received = relayed(body, is_stream=False, rng=rng, messages=messages, **continued)
     assert json.loads(received)["choices"][0]["message"]["content"] == " 1)."
     assert relayed(body, is_stream=False, rng=rng, messages=messages) == body
+    assert continued_text({"messages": messages}, continues=True) == messages[0]["content"]
     body = b'{"choices": [{"text": "2]"}]}'
     received = relayed(body, is_stream=False, rng=rng, prompt="[1]\nIt is so [")
     assert json.loads(received)["choices"][0]["text"] == "1]"

@@ -101,6 +101,50 @@ def test_a_model_has_several_words_for_a_document() -> None:
     assert CitationMap(MOVED.numbers, ("Part",)).of_answers.apply("Source 2") == "Source 2"
 
 
+@pytest.mark.parametrize(
+    ("text", "mapped"),
+    [
+        (
+            "_Document 2_ and Document *2*, *Document* 2",
+            "_Document 1_ and Document *1*, *Document* 1",
+        ),
+        (
+            "Document-2 says. Document (2). Documents (2 and 1)",
+            "Document-1 says. Document (1). Documents (1 and 3)",
+        ),
+        ("Document number 2, document Nr. 2", "Document number 1, document Nr. 1"),
+        ("as Document\n2, says", "as Document\n1, says"),
+        ("Laut Dok. 2 und Dokumenten 2 und 1", "Laut Dok. 1 und Dokumenten 1 und 3"),
+        ("i documenti 2 e 1, dokumentu 2, 文件2", "i documenti 1 e 3, dokumentu 1, 文件1"),
+    ],
+)
+def test_a_word_and_its_number_are_written_in_many_ways(text: str, mapped: str) -> None:
+    assert MOVED.of_answers.apply(text) == mapped
+    assert MOVED.of_answers.inverse.apply(mapped) == text
+
+
+def test_json_in_a_fence_that_opens_the_answer_is_read_as_without() -> None:
+    fenced = '```json\n{"answer": "So [1].", "sources": [2, 1], "n": [3]}\n```'
+    mapped = '```json\n{"answer": "So [3].", "sources": [1, 3], "n": [3]}\n```'
+    assert MOVED.of_answers.apply(fenced) == mapped
+    for stays in (f"Set this:\n{fenced}", fenced.replace("json", "python")):
+        assert MOVED.of_answers.apply(stays) == stays
+    assert MOVED.apply(f"{fenced}\n[1]\n```\n[1]\n```") == f"{mapped}\n[3]\n```\n[1]\n```"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Document 2.pdf, 'Document 1.docx', document-2.txt, my_document 2, Document-1-2",
+        "Source: 4 May 1999, and\nSource: 1 Kings 2",
+        "Documents (2), Document 2 pages, document 2 copies, the document (2 pages)",
+        "Here is the document\n2. second\n2 people",
+    ],
+)
+def test_numbers_behind_a_word_that_count_or_name_something_else_stay(text: str) -> None:
+    assert MOVED.of_answers.apply(text) == text
+
+
 def test_labels_of_other_scripts_are_words_without_a_space_around_them() -> None:
     moved = CitationMap({"1": "2", "2": "1"}, words=("文档",))
     assert moved.apply("根据文档1和2，文档 2中提到【1】") == "根据文档2和1，文档 1中提到【2】"
@@ -138,7 +182,8 @@ PIECES = (
         "ee ",
         "<",
     ),
-    *("Document 2, 3", "page ", "Ada. "),
+    *("Document 2, 3", "page ", "Ada. ", " (", "_", "*", "Document-", ".pdf", " pages", "Source: "),
+    *("```json\n", "Documents (", "dokumentu ", "Document\n", "no. "),
 )
 texts = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 

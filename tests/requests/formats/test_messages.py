@@ -30,6 +30,10 @@ def xml(*names: str) -> str:
     return "\n".join(f"<document>{LONG[name]}</document>" for name in names)
 
 
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
 def tool(content: Any, call: str = "c1") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call, "content": content}
 
@@ -186,15 +190,24 @@ def test_document_blocks_are_moved_as_they_are() -> None:
     assert content[4] is question
 
 
-def test_nothing_moves_across_a_cache_mark() -> None:
-    marked = document_block("C", cache_control={"type": "ephemeral"})
-    blocks = [document_block("A"), document_block("B"), marked, document_block("D")]
-    content = text_of(reorder(user([*blocks, {"type": "text", "text": "Why?"}]), [1, 0]))
-    assert content[:2] == [blocks[1], blocks[0]]
-    assert content[-3:] == [marked, blocks[3], {"type": "text", "text": "Why?"}]
-    part = {"type": "text", "text": xml("A", "B"), "prompt_cache_breakpoint": {"x": 1}}
-    assert find(user([part])) is None
-    assert find({"messages": [{**user(xml("A", "B"))["messages"][0], "cache_control": {}}]}) is None
+def test_blocks_move_in_front_of_a_cache_mark_which_stays_and_none_across_it() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    blocks = [document_block(name) for name in "ABCD"]
+    marked = [*blocks[:2], {**blocks[2], **mark}, blocks[3], {"type": "text", "text": "Why?"}]
+    content = text_of(reorder(user(marked), [2, 0, 1]))
+    assert content[:3] == [blocks[2], blocks[0], {**blocks[1], **mark}]
+    assert content[-2:] == marked[-2:]
+    assert text_of(reorder(user([*blocks[:3], *marked[3:]]), [2, 0, 1, 3]))[:2] == content[:2]
+
+
+@pytest.mark.parametrize("mark", ["cache_control", "prompt_cache_breakpoint"])
+def test_documents_in_a_text_with_a_cache_mark_move_within_it(mark: str) -> None:
+    part = {"type": "text", "text": xml("A", "B"), mark: {"type": "ephemeral"}}
+    (moved,) = text_of(reorder(user([part]), [1, 0]))
+    assert moved[mark] == part[mark]
+    assert moved["text"] == text_of(reorder(user(xml("A", "B")), [1, 0]))
+    message = {**user(xml("A", "B"))["messages"][0], mark: {"type": "ephemeral"}}
+    assert reorder({"messages": [message]}, [1, 0])["messages"][0][mark] == message[mark]
 
 
 def test_document_blocks_whose_positions_are_cited_stay() -> None:
@@ -353,6 +366,9 @@ def test_documents_stay_where_their_places_are_named(said: str) -> None:
         [{"role": "user", "content": f"{said}\n\n{xml('A', 'B')}"}],
         [system, asked],
         [{"role": "system", "content": said}, {"role": "user", "content": xml("A", "B")}],
+        [{**system, "role": "user"}, asked],
+        [system, {**asked, "role": "system"}, {"role": "user", "content": "Why?"}],
+        [{"role": "system", "content": [text_part(xml("A", "B")), text_part(said)]}],
     ):
         with pytest.raises(AmbiguousDocumentsError, match=r"by its place|their order means"):
             reorder({"model": "m", "messages": messages})

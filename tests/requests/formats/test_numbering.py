@@ -88,6 +88,8 @@ def test_another_list_leaves_what_only_cites_the_first_one(question: str, mapped
         ({"input": [], "text": {"format": {"type": "json_schema"}}, "store": False}, True),
         ({"input": [], "store": False}, False),
         ({"input": []}, True),
+        ({"input": "Who?"}, True),
+        ({"guided_choice": ["1", "2"]}, True),
     ],
 )
 def test_an_answer_whose_form_is_prescribed_cannot_be_mapped(
@@ -96,13 +98,20 @@ def test_an_answer_whose_form_is_prescribed_cannot_be_mapped(
     assert is_answer_fixed(fields) == is_fixed
 
 
-def test_where_answers_are_not_seen_documents_that_may_be_cited_stay() -> None:
-    formats = make_formats(Settings(), maps_answers=False)
-    listed = numbered("[{}]")([LEASE, RENT])
-    assert find_format(formats, user(prompt(f"Be brief.\n\n{listed}"))) is not None
+@pytest.mark.parametrize("asked", ["Be brief.", "Cite [n]."])
+def test_where_answers_are_not_seen_numbered_documents_stay(asked: str) -> None:
+    body = user(prompt(f"{asked}\n\n{numbered('[{}]')([LEASE, RENT])}"))
     with pytest.raises(LeftAloneError):
-        find_format(formats, user(prompt(f"Cite [n].\n\n{listed}")))
-    assert find_format(make_formats(Settings()), user(prompt(f"Cite [n].\n\n{listed}"))) is not None
+        find_format(make_formats(Settings(), maps_answers=False), body)
+    for fields, stays in (
+        ({}, False),
+        ({"logprobs": True}, True),
+        ({"guided_choice": ["1"]}, True),
+    ):
+        hit = find_format(make_formats(Settings()), {**body, **fields})
+        assert hit is not None
+        assert hit[1].numbering is not None
+        assert hit[1].numbering.stays == stays
 
 
 def test_a_later_list_of_elements_with_numbers_leaves_documents_in_place() -> None:
@@ -209,7 +218,24 @@ def test_a_context_that_ends_a_sentence_names_no_number() -> None:
     assert not Numbering(("1", "2", "3", "4"), ("Document",), (" ",)).is_named(rules)
 
 
-@pytest.mark.parametrize("style", ["Cite as (1).", "Cite with [^1].", 'Cite: <cite index="1">.'])
+@pytest.mark.parametrize(
+    "style",
+    [
+        *("Cite as (1).", "Cite with [^1].", 'Cite: (cite index="1">.', "Cite with <sup>1</sup>."),
+        *("Cite sources like {1}.", "Cite as [S1].", "Cite as [#1].", "Cite as [ref_1], please."),
+        *(
+            "Cite as <co: 1>text</co: 1>.",
+            "<citation>1</citation> cites.",
+            "Cite as [1](#source-1).",
+        ),
+        *("Add the number of the source as superscript.", "Cite the id of the source."),
+        *("Insert a citation as '##i$$ ##j$$'.", "Put the id into <source_id>1</source_id>."),
+        *(
+            "Cite in this form:\nIt moved {n}.",
+            '{"answer": "..", "source_id": 1} with the source id',
+        ),
+    ],
+)
 def test_documents_stay_where_a_form_is_asked_for_that_is_not_mapped(style: str) -> None:
     listed = numbered("Document {}:")([LEASE, RENT])
     for asked, stays in ((style, True), ("Cite as [1].", False)):
@@ -217,6 +243,28 @@ def test_documents_stay_where_a_form_is_asked_for_that_is_not_mapped(style: str)
         assert hit is not None
         assert hit[1].numbering is not None
         assert hit[1].numbering.stays == stays
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        *("Cite as [n].", "Cite like [[1]], [1, 2] or 【1】.", "Cite as (Document 1) or [doc 2]."),
+        *('Use citations [id] only when the <source> tag includes an id (e.g. <source id="1">).',),
+        *(
+            "Do not use XML tags when you cite.",
+            "Cite [1] in at most (about) 50 words, in {language}.",
+        ),
+        *('Answer as JSON: {"answer": string, "sources": [numbers]}.', "Cite as [citation:x]."),
+    ],
+)
+def test_documents_move_where_the_form_is_mapped(style: str) -> None:
+    listed = "\n".join(
+        f'<source id="{n}">{text}</source>' for n, text in enumerate([LEASE, RENT], 1)
+    )
+    hit = find_format(make_formats(Settings()), user(prompt(f"{style}\n\n{listed}")))
+    assert hit is not None
+    assert hit[1].numbering is not None
+    assert not hit[1].numbering.stays
 
 
 @pytest.mark.parametrize("later", ['You said "See [2]".', '{"ids": [1, 2]}', "Compare 1 and 2."])

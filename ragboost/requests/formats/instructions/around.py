@@ -42,23 +42,32 @@ def why_it_stays(
 ) -> str:
     """Return why a list is not ordered, though it is found; empty if it may be.
 
-    The text around the list tells, a message before it, or the first question behind it. Later ones
-    tell nothing: the engine has the list.
+    The text around the list tells, a message before it, or what stands between it and the first
+    answer. Later ones tell nothing: the engine has the list.
 
     Args:
         known: what texts were found to ask, by their hashes: templates return.
     """
-    at = next(i for i, slot in enumerate(slots) if slot.path == of.path)
-    place = of.place if of.is_user else None
-    behind = [slot for slot in slots[at + 1 :] if slot.is_user and place in (None, slot.place)]
-    asked = [slot for slot in behind[:1] if len(slot.value) <= _MAX_ASKED]  # else it holds more
-    texts = [slot.value for slot in (*slots[:at], *asked) if not slot.is_tool]
+    read = texts_up_to_the_answer(slots, of)
     if isinstance(group, TextGroup):
-        texts += group.around()
-    read = [text for text in texts if isinstance(text, str)]
+        read += group.around()
     if not group.is_numbered and any(map(cites_numbers, read)):
         return COUNTED  # numbers in answers are mapped only where the documents have them
     return next(filter(None, (_asked(text, known) for text in read)), "")
+
+
+def texts_up_to_the_answer(slots: Sequence[Slot], of: Slot) -> list[str]:
+    """Return the texts before a list's own, and those behind it up to the first answer, of users
+    if they are short: a long one holds more than a question."""
+    at = next(i for i, slot in enumerate(slots) if slot.path == of.path)
+    texts, place = [*slots[:at]], of.place
+    for slot in slots[at + 1 :]:
+        if slot.is_tool or (slot.place or 0) > (place or 0) + 1:
+            break  # no texts are those of the answer's message
+        place = slot.place
+        if not slot.is_user or len(slot.value) <= _MAX_ASKED:
+            texts.append(slot)
+    return [slot.value for slot in texts if isinstance(slot.value, str) and not slot.is_tool]
 
 
 def _asked(text: str, known: Generations[int, str]) -> str:

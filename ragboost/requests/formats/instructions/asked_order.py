@@ -16,8 +16,10 @@ WORK = "the text asks for work on each element, or says what their order means"
 PLACES = "the text names a document by its place"
 COUNTED = "the text cites by numbers, and the documents have none: number them"
 
-_MAX_AROUND = 4096  # characters at each end of a text that are read
+_MAX_AROUND = 16_384  # characters at each end of a text that are read
 _NO_WORDS = str.maketrans(dict.fromkeys(".,;:!?()[]{}<>\"'`*#/\\|=_，。：；！？、（）", " "))
+_NO_EMPHASIS = str.maketrans(dict.fromkeys('*`<>"“”„'))
+_WRAPPED = re.compile(r"\n(?=[a-zß-öø-ÿа-яё])")  # a line end within a sentence
 _SENTENCE = re.compile(r"[^.!?\n;。！？；]{1,300}")
 _NOUN = (
     r"(?:documents?|docs?|passages?|excerpts?|chunks?|snippets?|results?|papers?|pdfs?|articles?"
@@ -296,7 +298,7 @@ def asked_order(text: str) -> str:
     """
     if len(text) > 2 * _MAX_AROUND:
         text = f"{text[:_MAX_AROUND]}\n{text[-_MAX_AROUND:]}"
-    text = text.lower()
+    text = _WRAPPED.sub(" ", text).translate(_NO_EMPHASIS).lower()
     words = frozenset(text.translate(_NO_WORDS).split())
     if _names_place(text, words):
         return PLACES

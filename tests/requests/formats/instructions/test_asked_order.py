@@ -136,3 +136,11 @@ def test_the_wording_tells_if_documents_may_move(text: str, reason: str) -> None
     assert asked_order(text) == reason
     assert asked_order(f"# Task\n{text}\n{'Be brief. ' * 2000}") == reason, "beside other sentences"
     assert asked_order(f"{'Be brief. ' * 2000}{text}") == reason, "at the other end"
+    assert asked_order("Be brief. " * 1000 + text + " Be brief." * 1000) == reason, "in the middle"
+
+
+@pytest.mark.parametrize("said", ["Translate {}\ndocument.", "Translate **{}** document."])
+@pytest.mark.parametrize("each", ["each", "every"])
+def test_emphasis_and_line_ends_are_no_words(said: str, each: str) -> None:
+    assert asked_order(said.format(each)) == WORK
+    assert asked_order(f"Translate the question.\n{each.title()} document counts.") == ""
