@@ -66,7 +66,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # A label and a count behind it: `Appendix A.`, `Stage two:`, `In [3]:`, `S01E03:`, `## [1.2.0]`,
 # `3 Methods`, `(b)`.
 _COUNTED = re.compile(
-    r"(?P<open>[\W_]{0,4})(?:(?P<label>(?![ivx]+\b)[^\W\d_]{2,20}|p|s\d\d?e)\.?(?: (?:no|nr)\b\.?)?[\W_]{0,2})?"
+    r"(?P<open>[\W_]{0,4})(?:(?P<label>(?![ivx]+\b)[^\W\d_]{2,20}|p|s\d\d?e)\.?"
+    r"(?: (?:no|nr)\b\.?)?[\W_]{0,2})?"
     rf"(?P<value>\d{{1,6}}(?:\.\d{{1,3}}){{0,3}}|[a-z]|{'|'.join((*_WORDS, *_ROMAN))})(?!\w|\.\w)"
     r"(?P<close>[^\w\n]{0,3})(?P<title>[^\W\d_][^\n]{0,60}\n)?",
     re.IGNORECASE,
