@@ -43,6 +43,15 @@ SEQUENCES: dict[str, Fields] = {
     "bots": lambda i: {"is_bot": bool(i % 2)},
     "authors in turn": lambda i: {"author": "AB"[i % 2]},
     "actions": lambda i: {"action": "search"},
+    "parts of one": lambda i: {"part": f"{i + 1}/4"},
+    "sections": lambda i: {"section": f"3.{i + 1}"},
+    "lines of a file": lambda i: {"lines": f"{i * 40 + 1}-{i * 40 + 40}"},
+    "pages of a file": lambda i: {"source": f"report.pdf#page={i + 5}"},
+    "versions": lambda i: {"version": f"1.{i}"},
+    "months by name": lambda i: {"month": ("Jan", "Feb", "Mar", "Apr")[i]},
+    "days of months": lambda i: {"date": ("29.01.2024", "02.02.2024", "01.03.2024", "2.3.2024")[i]},
+    "replies": lambda i: {"key": f"m{i}", "in_reply_to": f"m{i - 1}"},
+    "a sequence": lambda i: {"seq": i},
 }
 RESULTS: dict[str, Fields] = {
     "pages": lambda i: {"page": (5, 9, 6, 30)[i]},
@@ -67,6 +76,11 @@ RESULTS: dict[str, Fields] = {
     "pages of the web": lambda i: {"fetched_at": 17_000_000 + i},
     "code": lambda i: {"path": "a.py", "start": (50, 1, 9, 2)[i], "end": 60, "commit": f"a{i}"},
     "titles with numbers": lambda i: {"title": f"Lease {i}"},
+    "a few authors": lambda i: {"author": ("Ann Lee", "Bo Ray", "Cy Fox", "Ann Lee")[i]},
+    "titles of two authors": lambda i: {"title": f"t{i}", "author": "AB"[i % 2]},
+    "lines of several files": lambda i: {"path": f"{i}.py", "lines": f"{i * 50 + 1}-{i * 50 + 9}"},
+    "scores by tenths": lambda i: {"score": f"0.{i + 1}"},
+    "chunks of a file": lambda i: {"source": f"report.pdf#chunk={NO_ORDER[i]}"},
 }
 
 
@@ -205,6 +219,26 @@ BEGINNINGS = {
     "word": ("{}, ", ("First", "Second", "Then", "Finally")),
     "commit": ("commit {}\n", ("3f2a19c", "9b1d0e7", "c0ffee1", "0123abc")),
     "mail": ("From: {}\nSubject: Re: rent\n", ("ann", "bob", "cid", "dan")),
+    "sentence with a date": ("On {}, 2024, ", ("March 3", "March 9", "April 1", "May 2")),
+    "German date": ("{} 2024: ", ("3. März", "9. April", "1. Mai", "2. Dezember")),
+    "French date": ("Le {} 2024, ", ("3 mars", "9 avril", "1er juin", "2 juillet")),
+    "Chinese date": ("2024年{}日 ", ("3月3", "3月9", "4月1", "12月2")),
+    "last change": ("Last updated: 2024-0{}-01\n", "9731"),
+    "sentence with a year": ("In {}, ", ("1990", "1994", "1995", "2003")),
+    "syslog": ("Nov {} 08:00:12 host sshd: ", ("3", "9", "11", "30")),
+    "speaker": ("{}: ", ("Ms. Ortiz", "Mr. Lee", "Ms. Ortiz", "Mr. Lee")),
+    "bold side": ("**{}:** ", ("User", "Assistant", "User", "Assistant")),
+    "handle": ("@{} ", ("ann", "ben", "ann", "ben")),
+    "release": ("## [1.{}.0] - ", "8765"),
+    "heading": ("{}\n", ("2 Methods", "3 Results", "4 Discussion", "5 Summary")),
+    "appendix": ("Appendix {}. ", "BCDE"),
+    "letter": ("({}) ", "abcd"),
+    "roman": ("{}. ", ("i", "ii", "iii", "iv")),
+    "number word": ("Stage {}: ", ("one", "two", "three", "four")),
+    "episode": ("S01E0{}: ", "1234"),
+    "notebook": ("In [{}]:\n", "3456"),
+    "any label": ("Tender {}: ", "4567"),
+    "Chinese words": ("{}\uff0c", ("首先", "其次", "然后", "最后")),
 }
 
 
@@ -216,14 +250,18 @@ def test_texts_that_follow_each_other_stay(name: str) -> None:
         assert scan(prompt(f"<context>\n{listed}\n</context>")).groups == ()
 
 
-@pytest.mark.parametrize("beginning", ["Handbook: ", "Lease {}: ", "{}. ", "The May lease {} "])
+@pytest.mark.parametrize(
+    "beginning",
+    ["Handbook: ", "Lease {}: ", "{}. ", "The May lease {} ", "## 1.{}\n", "In 199{}, "],
+)
 def test_texts_that_begin_alike_are_found(beginning: str) -> None:
     texts = [beginning.format(n) + text for n, text in zip((7, 2, 9, 4), LONG, strict=True)]
     assert scan(prompt(elements("chunk")(texts))).groups
 
 
 def test_files_named_by_chapter_stay() -> None:
-    for names, is_found in ((("ch/chapter{}.md", "d/2024-01-0{}.md"), False), (("a{}.md",), True)):
+    staying = ("ch/chapter{}.md", "d/2024-01-0{}.md", "db/000{}_x.sql", "report_v{}.md")
+    for names, is_found in ((staying, False), (("a{}.md",), True)):
         for name in names:
             files = [f"{name.format(n)}\n```\n{text}\n```" for n, text in enumerate(LONG, 1)]
             assert bool(scan(prompt("\n\n".join(files))).groups) == is_found
@@ -251,3 +289,9 @@ def test_texts_that_begin_with_rising_times_are_a_recording(time: str) -> None:
     assert scan(prompt(timed(1, 2, 4, 5))).groups == ()
     assert scan(prompt(timed(5, 4, 2, 1))).groups == ()
     assert scan(prompt(timed(4, 1, 5, 2))).groups
+
+
+def test_plain_numbers_from_one_on_may_be_places() -> None:
+    for beginning in ("{}. ", "[{}] ", "Result {}: ", "Tender {}: "):
+        texts = [beginning.format(n) + text for n, text in enumerate(LONG, 1)]
+        assert scan(prompt(elements("chunk")(texts))).groups
