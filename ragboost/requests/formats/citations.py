@@ -24,8 +24,8 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-from ragboost.requests.bracketed_numbers import LONGEST_LEAD, may_follow
-from ragboost.requests.cited_words import (
+from ragboost.requests.citing.bracketed_numbers import LONGEST_LEAD, may_follow
+from ragboost.requests.citing.cited_words import (
     AND,
     ANDS,
     BRACKETS,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ragboost.requests.cited_words import SYNONYMS, WORD
+from ragboost.requests.citing.cited_words import SYNONYMS, WORD
 from ragboost.requests.formats.citations import (
     ALONE,
     CitationMap,

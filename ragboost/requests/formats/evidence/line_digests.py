@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from ragboost.requests.cited_words import WORD
+from ragboost.requests.citing.cited_words import WORD
 
 MAX_LINES = 1024
 _MAX_LABEL = 40

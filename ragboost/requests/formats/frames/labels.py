@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from ragboost.requests.cited_words import WORD
+from ragboost.requests.citing.cited_words import WORD
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.not_documents import (

@@ -1,0 +1,1 @@
+"""What a number in a sentence cites: brackets, and the word before it."""
