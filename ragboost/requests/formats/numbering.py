@@ -7,11 +7,12 @@ questions that name a document. A list stays where any other text of the client 
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ragboost.requests.citing.cited_words import SYNONYMS, WORD
+from ragboost.requests.citing.how_to_cite import naming_lines
 from ragboost.requests.formats.citations import (
     ALONE,
     CitationMap,
@@ -42,17 +43,6 @@ _MARKS = re.compile(
     r"^[ \t#*>-]{0,8}(?:(?P<bracket>[\[【［「]{1,2})?(?P<word>[^\W\d_]{1,40})?[ \u00a0#:：_-]{0,2}"
     r"\d{1,6}(?(bracket)[\]】］」])|<(?P<tag>[^\W\d_][\w-]{0,40})[^<>\n]{0,80}?=[\"']\d{1,6}[\"'])",
     re.MULTILINE,
-)
-_EXAMPLE = re.compile(
-    r"\b(?:cit(?:e|es|ed|ing|ation|ations)|e\.g\.|examples?|for instance|such as|zitier\w*|z\. ?B\."
-    r"|citez|citar?)(?!\w)|引用|标注|例如",
-    re.IGNORECASE,
-)
-_STYLE = re.compile(  # the same, if the line asks nothing
-    r"\b(?:brackets?|format|notation|footnotes?|inline|attribut\w+|referenc(?:e|es|ed|ing)"
-    r"|numbered|labell?ed|etc|and so on|Fußnoten?|Klammern|crochets|corchetes|formato)\b"
-    r"|\b(?:like [\"'`(]?|sources?: ?)\[|\]\[\d|\.\.\.|…|格式|注明|角标|形式",
-    re.IGNORECASE,
 )
 _NAMES = ("text", "文獻", "文献", "來源")  # that a question may call a document, beside `SYNONYMS`
 _QUOTED = re.compile(
@@ -118,7 +108,7 @@ class Numbering:
             is_asked: it is a short text of the user, in which any number may do so that counts
                 nothing.
         """
-        lines = [line for _, line in _lines(text) if _DIGIT.search(line)]
+        lines = [line for _, line in naming_lines(text) if _DIGIT.search(line)]
         if asks_other_form(text, self.words, self.gaps, self.tags):
             return True
         if not lines:
@@ -322,20 +312,6 @@ def _other_marks(text: str) -> OtherLists | None:
     return OtherLists(bool(is_cited), words)
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines that do not say how to cite, with their offsets: numbers in these, and in the
-    paragraph behind one that ends with a colon, are examples."""
-    at, is_example = 0, False
-    for line in text.splitlines(keepends=True):
-        if _EXAMPLE.search(line) or ("?" not in line and _STYLE.search(line)):
-            is_example = line.rstrip().endswith((":", "："))
-        elif not line.strip():
-            is_example = False
-        elif not is_example:
-            yield at, line
-        at += len(line)
-
-
 def _of_question(text: str, citations: CitationMap) -> list[NumberEdit]:
     """Return the replacements in a question: of what names a document of the list for certain."""
     edits = citations.edits(text)
@@ -343,7 +319,7 @@ def _of_question(text: str, citations: CitationMap) -> list[NumberEdit]:
         return []
     if _SEVERAL.search(text):  # maybe vectors, so that no bracket is certain
         edits = [edit for edit in edits if text[edit.start - 1] not in "[【［,; "]
-    asked = [(at, at + len(line)) for at, line in _lines(text) if len(line) <= _MAX_LINE]
+    asked = [(at, at + len(line)) for at, line in naming_lines(text) if len(line) <= _MAX_LINE]
     quoted = [each.span() for each in _QUOTED.finditer(text)]
     return [
         edit

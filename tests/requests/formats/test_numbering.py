@@ -252,7 +252,7 @@ def test_documents_stay_where_a_form_is_asked_for_that_is_not_mapped(style: str)
         *('Use citations [id] only when the <source> tag includes an id (e.g. <source id="1">).',),
         *(
             "Do not use XML tags when you cite.",
-            "Cite [1] in at most (about) 50 words, in {language}.",
+            "Cite as [1] in at most (about) 50 words, in {language}.",
         ),
         *('Answer as JSON: {"answer": string, "sources": [numbers]}.', "Cite as [citation:x]."),
     ],
