@@ -313,6 +313,8 @@ def test_documents_stay_in_the_turn_in_which_the_client_names_one(
         "- [x] a\n- [1] b\nsee Document 2 of my tax return",
         "My abstract: 'As shown in [1] and [3], sites differ [2].' Improve the style.",
         "I attach my own Document 2.",
+        "Proofread: As shown in [3], water is wet.",
+        "Fix this sentence: The results of [1] and Document 2 differ.",
     ],
 )
 def test_what_is_no_question_about_a_document_stays_in_later_turns(

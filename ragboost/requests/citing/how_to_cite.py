@@ -22,7 +22,8 @@ _STYLE = re.compile(  # the same, if the line asks nothing
 _FORM = re.compile(
     r"\b(?:as|like|using|with|via|in|format|forms?|notation|style|brackets?|etc|e\.g\.|i\.e\.|for"
     r"|examples?|such|(?:citations?|references?)(?=\W{0,3}\Z)|wie|als|mit|z\. ?B\."
-    r"|comme|avec|par exemple|como|con|por ejemplo)(?!\w)|例如|比如|形式|格式|例|如|像|\bn\b|\[[nix]\]",
+    r"|comme|avec|par exemple|como|con|por ejemplo)(?!\w)"
+    r"|例如|比如|形式|格式|例|如|像|\bn\b|\[[nix]\]",
     re.IGNORECASE,
 )
 # A verb whose object is a document.

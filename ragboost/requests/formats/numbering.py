@@ -54,6 +54,12 @@ _OWN = re.compile(
     r"|^[ \t]*[-*+] \[\Z",
     re.IGNORECASE | re.MULTILINE,
 )
+# Before a text of the user's own: `Proofread: as shown in [3]`.
+_GIVEN = re.compile(
+    r"\b(?:proofread|fix|correct|rephrase|rewrite|translate|edit|improve|sort|my|korrigiere|übersetze"
+    r"|corrige|traduis|traduce|mein\w?)\b[^\n:]{0,60}:\s",
+    re.IGNORECASE,
+)
 # A number of a question that counts nothing: neither `3 weeks` nor `2.5`, `May 2`, `$2`, `2 %`.
 _BARE = re.compile(
     r"(?<![\d.,/:$€£%+*=<>-])(?<!\w)(\d{1,4})(?!\w|[.,:/]\d|[ \u00a0-]?(?:[%€$£°+*/=<>]"
@@ -314,11 +320,13 @@ def _other_marks(text: str) -> OtherLists | None:
 
 def _of_question(text: str, citations: CitationMap) -> list[NumberEdit]:
     """Return the replacements in a question: of what names a document of the list for certain."""
-    edits = citations.edits(text)
+    edits = replace(citations.of_answers, has_colons=False).edits(text)
     if not edits or _JSON.match(text) is not None:
         return []
     if _SEVERAL.search(text):  # maybe vectors, so that no bracket is certain
         edits = [edit for edit in edits if text[edit.start - 1] not in "[【［,; "]
+    if (given := _GIVEN.search(text)) is not None:
+        edits = [edit for edit in edits if edit.start < given.end()]
     asked = [(at, at + len(line)) for at, line in naming_lines(text) if len(line) <= _MAX_LINE]
     quoted = [each.span() for each in _QUOTED.finditer(text)]
     return [

@@ -8,8 +8,15 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.requests.formats import LeftAloneError, find_format, make_formats
+from ragboost.requests.formats.citations import CitationMap
 from ragboost.requests.formats.frames import scan
-from ragboost.requests.formats.numbering import Numbering, is_answer_fixed, numbering_of
+from ragboost.requests.formats.groups import splice
+from ragboost.requests.formats.numbering import (
+    Numbering,
+    TextBehind,
+    is_answer_fixed,
+    numbering_of,
+)
 from tests.requests.formats.frames.texts import DOCUMENTS, LEASE, RENT, numbered, prompt
 from tests.requests.formats.joined_texts import paragraph
 from tests.requests.formats.rewriting import user
@@ -279,3 +286,19 @@ def test_what_is_said_behind_the_first_answer_decides_nothing(later: str) -> Non
         assert hit is not None
         assert hit[1].numbering is not None
         assert hit[1].numbering.stays == stays
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ("What does document 2 say?", "What does document 1 say?"),
+        ("Source 1?", "Source 2?"),
+        ("Zitiere Dokument 2.", "Zitiere Dokument 1."),
+        ("Fix the claim in [1]: it ended in May.", "Fix the claim in [2]: it ended in May."),
+        ("Translate: document 1 is wet.", "Translate: document 1 is wet."),
+    ],
+)
+def test_a_later_question_calls_documents_as_answers_do(asked: str, sent: str) -> None:
+    citations = CitationMap({"1": "2", "2": "1"}, words=("source",))
+    text = TextBehind(("messages", 2, "content"), asked, is_question=True)
+    assert splice(asked, text.edits(citations)) == sent
