@@ -24,7 +24,8 @@ _NUMBERED = re.compile(r"\[(?:\d{1,2}|n|i|x|no|number)\]", re.IGNORECASE)
 _MAX_SEARCHED = 65_536
 # A line that asks for citations, also one that speaks of the number of a source.
 _ASKS = re.compile(
-    rf"{_CITES.pattern}|\bsources?\b|\b(?:ids?|numbers?|index)\b.{{0,20}}\b(?:document|passage|chunk)"
+    rf"{_CITES.pattern}|\bsources?\b|\bids?\s+(?:used|cited)\b|\bby the ids?\b"
+    r"|\b(?:ids?|numbers?|index)\b.{0,20}\b(?:document|passage|chunk)"
     r"|\b(?:source|document|doc|passage|chunk)[ _](?:ids?|numbers?|index)\b",
     re.IGNORECASE,
 )
@@ -47,7 +48,20 @@ _SHOWN = re.compile(
 _FORMS = re.compile(
     r"superscript|subscript|footnote|\bfußnote|hochgestellt|\bexposant|superíndice|hyperlink|\blinks?\b"
     r"|\banchor|href|\b(?:html|xml)\b|\bcurly|\bbraces|parenthes|round brackets|runde\w? klammern"
-    r"|\blatex\b|上标|脚注|角标",
+    r"|\blatex\b|\byaml\b|\bbackticks?\b|上标|脚注|角标",
+    re.IGNORECASE,
+)
+# Numbers of documents without anything around them: `List the ids used`, `source no.`
+_BARE = re.compile(
+    r"\bids?\s+(?:used|cited|of)\b|by the ids?\b"
+    r"|\b(?:numbers?|nos?\.|ids?|nummern?|numéros?|números?)(?!\w).{0,24}?\b(?:sourc|doc|passage|chunk"
+    r"|quelle|fuente)|\b(?:sources?|documents?|docs?|passages?)\s+(?:numbers?|nos?\.|ids?)(?!\w)",
+    re.IGNORECASE,
+)
+_FRAMED = re.compile(r"[\[{]|brackets?|eckige|corchetes|crochets|json", re.IGNORECASE)
+_BY_NAME = re.compile(
+    r"(?!.*\b(?:numbers?|ids?|nos?\.|index)(?!\w))"
+    r".*\b(?:titles?|names?|filenames?|urls?|authors?|titel|titre|título)\b",
     re.IGNORECASE,
 )
 _ID = re.compile(r"\bids?\b", re.IGNORECASE)
@@ -85,6 +99,10 @@ def asks_other_form(text: str, words: tuple[str, ...], gaps: tuple[str, ...], ta
         rest += shown[at:]
         if _SHOWN.search(rest):
             return True
+        if not edits and _BARE.search(rest) and not _FRAMED.search(asked):
+            return True
+        if _BY_NAME.match(rest):
+            continue
         word = _FORMS.search(rest) or (None if edits else _ID.search(rest))
         if word is not None and not _NOT.search(rest, 0, word.start()):
             return True

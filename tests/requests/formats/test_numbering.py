@@ -236,6 +236,8 @@ def test_a_context_that_ends_a_sentence_names_no_number() -> None:
             "Cite as [1](#source-1).",
         ),
         *("Add the number of the source as superscript.", "Cite the id of the source."),
+        *("List the ids used, comma separated.", "Finish with USED: followed by the ids."),
+        *("Return a table with columns: source no., quote.", "Start with the document number."),
         *("Insert a citation as '##i$$ ##j$$'.", "Put the id into <source_id>1</source_id>."),
         *(
             "Cite in this form:\nIt moved {n}.",
@@ -259,6 +261,8 @@ def test_documents_stay_where_a_form_is_asked_for_that_is_not_mapped(style: str)
         *('Use citations [id] only when the <source> tag includes an id (e.g. <source id="1">).',),
         *(
             "Do not use XML tags when you cite.",
+            "Cite the title of the document in parentheses.",
+            "Put the document number in square brackets.",
             "Cite as [1] in at most (about) 50 words, in {language}.",
         ),
         *('Answer as JSON: {"answer": string, "sources": [numbers]}.', "Cite as [citation:x]."),
