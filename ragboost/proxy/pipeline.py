@@ -219,8 +219,10 @@ class BoostPipeline:
             or FIELD in request.body.fields
             or (error is not None and not isinstance(error, LeftAloneError))
         )
-        has_history = history is not None and bool(history.forms)
-        return not (has_documents or has_history or self._settings.dedup.passages)
+        if has_documents or self._settings.dedup.passages:
+            return False
+        known = self._known(request, history)  # also of a list that stays, but was moved before
+        return known is None or not known.forms
 
     async def _boost(
         self,

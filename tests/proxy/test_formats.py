@@ -112,3 +112,16 @@ def test_other_endpoints_are_rewritten_without_asking_for_usage(
     assert "stream_options" not in received.json
     content = received.json[field][0]["content"]
     assert content.index(TEXTS[0]) < content.index(TEXTS[1])
+
+
+def test_a_list_that_stays_now_is_sent_as_it_was_moved(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    ask(client, [user(5, 4)])
+    given = user(4, 5, 6)
+    ask(client, [given])
+    moved = engine.requests[-1].json["messages"][0]
+    assert moved != given
+    response = ask(client, [given, {"role": "user", "content": "Translate each document."}])
+    assert response.headers["x-ragboost-bypass"] == "ordered_documents"
+    assert engine.requests[-1].json["messages"][0] == moved
