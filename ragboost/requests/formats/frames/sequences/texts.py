@@ -13,6 +13,7 @@ from ragboost.requests.formats.frames.sequences.fields import SPEAKING
 from ragboost.requests.formats.frames.sequences.values import (
     DATE,
     DOTTED,
+    all_matches,
     are_named_files,
     are_named_parts,
     count_up,
@@ -125,9 +126,9 @@ def _are_files(names: Sequence[str]) -> bool:
 
 
 def _are_dated(texts: Sequence[str]) -> bool:
-    found = [match for text in texts if (match := _DATED.match(text)) is not None]
+    found = all_matches(_DATED.match, texts)
     leads = {match["lead"].lower() for match in found}
-    if len(found) < len(texts) or len(leads) > 1:
+    if len(leads) != 1:
         return False
     times = [numbers(match["date"]) for match in found]
     if leads.pop() and (len(texts) < _FEW or len(set(times)) == 1):
@@ -139,10 +140,10 @@ def _are_dated(texts: Sequence[str]) -> bool:
 def _are_counted(texts: Sequence[str]) -> bool:
     """Return True for texts that begin with a part's number or letter, each with the next one.
     Plain numbers from one on may be places: `1. text`, `[1] text`, `Result 1:`."""
-    found = [match for text in texts if (match := _COUNTED.match(text)) is not None]
+    found = all_matches(_COUNTED.match, texts)
     labels = {(match["label"] or "").lower() for match in found}
     label = labels.pop() if labels else ""
-    if len(found) < len(texts) or labels or not {singular(label), label}.isdisjoint(_PLACES):
+    if not found or labels or not {singular(label), label}.isdisjoint(_PLACES):
         return False
     values = [match["value"].lower() for match in found]
     if all("." in value for value in values):
@@ -183,9 +184,8 @@ def _follow(versions: Sequence[tuple[int, ...]]) -> bool:
 def _are_spoken(texts: Sequence[str]) -> bool:
     """Return True for texts that all begin with who speaks and a colon: sides of a conversation,
     initials, or two names in turn."""
-    found = [match for text in texts if (match := _SPOKEN.match(text)) is not None]
-    names = [(match[1] or match[2]).lower() for match in found]
-    if len(names) < len(texts) or len(set(names)) == 1:
+    names = [(match[1] or match[2]).lower() for match in all_matches(_SPOKEN.match, texts)]
+    if len(set(names)) < 2:
         return False
     if all(name in SPEAKING or len(name) < _INITIALS for name in names):
         return True

@@ -5,11 +5,13 @@ Does not know where the values stand.
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from ragboost.requests.formats.frames.not_documents import is_ordered_name
 
+M = TypeVar("M")
 MAX_VALUE = 40
 _MAX_NAME = 200
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -42,6 +44,16 @@ _LAST_WORD = re.compile(r"(?<![^\W\d_])([^\W\d_]{2,20}|[第§v])[\W_]{0,2}\Z")
 # What has numbers within numbers, as in 3.1.
 DOTTED = frozenset(("section", "subsection", "version", "release", "revision", "chapter", "v", "§"))
 SIGNS = frozenset(("第", "§", "v", "art", "article", "section"))
+
+
+def all_matches(match: Callable[[str], M | None], texts: Iterable[str]) -> list[M]:
+    """Match each text; return nothing if one does not match, without a look at those behind it."""
+    found = list[M]()
+    for text in texts:
+        if (matched := match(text)) is None:
+            return []
+        found.append(matched)
+    return found
 
 
 def numbers(value: object) -> tuple[float, ...]:
@@ -91,19 +103,17 @@ def are_named_parts(values: Sequence[object]) -> bool:
     if not all(isinstance(value, str) and len(value) <= _MAX_NAME for value in values):
         return False
     texts = list(map(str, values))
-    found = [match for text in texts if (match := _NTH.match(text)) is not None]
-    if len(found) == len(texts) and len({match[1].lower() for match in found}) == 1:
+    found = all_matches(_NTH.match, texts)
+    if found and len({match[1].lower() for match in found}) == 1:
         return is_part(found[0][1]) and count_up([int(match[2]) for match in found])
-    ranges = [match for text in texts if (match := _RANGE.fullmatch(text)) is not None]
-    if len(ranges) == len(texts):
+    if ranges := all_matches(_RANGE.fullmatch, texts):
         return all(int(b[1]) == int(a[2]) + 1 for a, b in pairwise(ranges))
     return _are_alike_but_for_a_part(texts)
 
 
 def are_named_files(names: Sequence[str]) -> bool:
     """Return True for names of files, without folders, that are the parts of one thing."""
-    found = [match for name in names if (match := _LEADING.match(name)) is not None]
-    if len(found) == len(names):
+    if found := all_matches(_LEADING.match, names):
         return count_up([int(match[1]) for match in found])
     return are_named_parts(names)
 
