@@ -112,8 +112,7 @@ class Explainer:
         result = self._boost(Rewriting(request, None, label_template=template), request, count)
         sent = request.body.encode(result.fields)
         tokens_before = _num_tokens(request.body.encode(plain.fields), count)
-        is_held = result.bypass is not None and result.bypass.reason == NUMBERED.reason
-        outcome = NUMBERED.reason if is_held else detection.name
+        outcome = NUMBERED.reason if result.bypass == NUMBERED else detection.name
         return Explanation(
             detection=outcome,
             frame=printable(_frame(request)),
@@ -152,7 +151,7 @@ class Explainer:
             return ""
         if bypass.error is not None:
             return str(bypass.error)
-        if bypass.reason == NUMBERED.reason:
+        if bypass == NUMBERED:
             return "a text names documents by number, or the answer's numbers cannot be mapped"
         if bypass.reason != NO_DOCUMENTS.reason:
             return "options.boost is false" if bypass.reason == "option" else bypass.reason

@@ -113,7 +113,7 @@ class JsonBody:
 
     @cached_property
     def may_have_marks(self) -> bool:
-        """Whether a cache breakpoint may stand anywhere, which moves on with the next turn."""
+        """True if a cache breakpoint may stand anywhere, which moves on with the next turn."""
         return may_have_cache_mark(self.raw)
 
     @cached_property

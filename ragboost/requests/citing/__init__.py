@@ -1,1 +1,1 @@
-"""What a number in a sentence cites: brackets, and the word before it."""
+"""Tell what a number in a sentence cites, by the brackets and the words before it."""

@@ -199,6 +199,10 @@ def _is_record(text: str) -> bool:
     return max(map(len, _INNER_TAG.split(text))) < MIN_CHARS
 
 
+def word_set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
 def split_name(name: str) -> list[str]:
     """Return the words of a name in lower case, as of `startTime` and `start_time`."""
     return _WORDS.findall(_CAPITAL.sub("_", name).lower())

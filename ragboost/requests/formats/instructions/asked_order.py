@@ -10,6 +10,7 @@ as in "how do I merge documents", or what gives the answer an order.
 import re
 from typing import NamedTuple
 
+from ragboost.requests.formats.frames.not_documents import word_set
 from ragboost.requests.formats.instructions.other_languages import asks_order, names_place
 
 WORK = "the text asks for work on each element, or says what their order means"
@@ -56,10 +57,6 @@ _VALUES = (
 _REPLY = r"(?:reply|answer|respond|output|return|print|write|give|state|choose|pick)"
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 class _Rule(NamedTuple):
     """A rule for sentences with a word of each set; what it exempts stands in the sentence, too."""
 
@@ -70,7 +67,7 @@ class _Rule(NamedTuple):
 
 def _rule(words: str, *asks: str, exempts: str = "") -> _Rule:
     """Make a rule of sets of words, which commas separate, and of patterns."""
-    sets = tuple(map(_set, words.split(",")))
+    sets = tuple(map(word_set, words.split(",")))
     return _Rule(sets, re.compile("|".join(asks)), re.compile(exempts) if exempts else None)
 
 
@@ -260,7 +257,7 @@ _RULES = (
         r"|\btop\s+to\s+bottom\b|\bfix\s+(?:the|all)\s+typos\b|\bproofread\b",
     ),
 )
-_ORDINALS = _set(
+_ORDINALS = word_set(
     "opening first second third fourth fifth sixth seventh eighth ninth tenth last middle "
     "penultimate second-to-last next-to-last"
 )

@@ -10,6 +10,7 @@ from itertools import pairwise
 from ragboost.requests.formats.frames.not_documents import (
     ORDERED_NAMES,
     split_name,
+    word_set,
 )
 from ragboost.requests.formats.frames.sequences.values import (
     DOTTED,
@@ -20,34 +21,31 @@ from ragboost.requests.formats.frames.sequences.values import (
     succeed,
 )
 
-
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 # Words of the fields of a message; of those that with a time tell a message or an entry of a log.
-_SPEAKERS = _set(
+_SPEAKERS = word_set(
     "speaker sender role utterance narrator username nick nickname cell turn action thought "
     "observation"
 )
-SPEAKING = _set(
+SPEAKING = word_set(
     "human ai user assistant system bot agent customer client operator tool model support caller "
     "humanmessage aimessage systemmessage toolmessage doctor patient interviewer teacher student"
 )
 _WRITERS = frozenset(("author", "by"))  # of a document, too
-_LINKS = _set("reply parent parents previous prev")
-_WHO = _set("author user from by subject sha commit")
-_SAID = _set("date datetime time timestamp timecode ts sent received posted created at when utc")
-_PUBLISHED = _set("published publication pub updated modified")
+_LINKS = word_set("reply parent parents previous prev")
+_WHO = word_set("author user from by subject sha commit")
+_SAID = word_set(
+    "date datetime time timestamp timecode ts sent received posted created at when utc"
+)
+_PUBLISHED = word_set("published publication pub updated modified")
 _WHEN = frozenset(("date", "time", "timestamp", "ts", "start", "end"))
 # Words of the fields that say when a part of a recording begins and ends: `start_ms`, `endTime`.
 _BEGINS = frozenset(("start", "begin", "from", "onset", "offset"))
 _ENDS = frozenset(("end", "stop", "to", "until", "duration", "dur"))
 _UNITS = frozenset(("time", "timestamp", "ts", "at", "s", "sec", "secs", "seconds", "ms", "millis"))
-_TIMES = (_SAID | _PUBLISHED | _BEGINS | _set("t period month quarter frame")) - {"from"}
-_COUNTED = ORDERED_NAMES | _set("seq sequence lines")
+_TIMES = (_SAID | _PUBLISHED | _BEGINS | word_set("t period month quarter frame")) - {"from"}
+_COUNTED = ORDERED_NAMES | word_set("seq sequence lines")
 # Words of the fields that say where a chunk stands in a file, or when it was loaded.
-_NO_TIMES = _set(
+_NO_TIMES = word_set(
     "char chars character idx index line token byte page position crawled fetched indexed ingested "
     "retrieved accessed"
 )
@@ -59,7 +57,7 @@ _PAGE = "page"
 _NO_COUNTS = frozenset(("item", "query", "title", "name"))
 _COMMIT = "commit"
 _ID = "id"  # may count what a search has found
-_FILES = _set("url source path file filename file_name file_path")
+_FILES = word_set("url source path file filename file_name file_path")
 _TITLES = _FILES | {"title"}
 
 

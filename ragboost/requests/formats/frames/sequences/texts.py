@@ -8,7 +8,12 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ragboost.requests.formats.frames.not_documents import DOCUMENT_NAMES, singular, split_name
+from ragboost.requests.formats.frames.not_documents import (
+    DOCUMENT_NAMES,
+    singular,
+    split_name,
+    word_set,
+)
 from ragboost.requests.formats.frames.sequences.fields import SPEAKING
 from ragboost.requests.formats.frames.sequences.values import (
     DATE,
@@ -21,13 +26,8 @@ from ragboost.requests.formats.frames.sequences.values import (
     numbers,
 )
 
-
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 # Names of a list, or of what holds it, whose elements come one after the other.
-_SEQUENCES = _set(
+_SEQUENCES = word_set(
     "act agenda book canto captions chapter essay lecture novel poem report scene section speech "
     "story tei changelog chat chatlog chronology conversation correspondence dialog dialogue "
     "diary events gitlog history interview itinerary journal log logs lyrics messages minutes "
@@ -74,8 +74,10 @@ _COUNTED = re.compile(
     re.IGNORECASE,
 )
 _BRACKET = re.compile(r"[\[(]")
-_PLACES = DOCUMENT_NAMES | _set("no nr number id index score")  # what may count places
-_PARTS = _set("amendment annex annexe anhang exhibit in out p rev stage visit book vol") | {"kw"}
+_PLACES = DOCUMENT_NAMES | word_set("no nr number id index score")  # what may count places
+_PARTS = word_set("amendment annex annexe anhang exhibit in out p rev stage visit book vol") | {
+    "kw"
+}
 _INITIALS = 3  # characters of a name that is longer
 _FEW = 3  # texts that may be in order by chance, if there are less
 _IN_TURN = 4  # texts that two names begin in turn, before these are taken for speakers
