@@ -15,7 +15,7 @@ import msgspec
 
 from ragboost.errors import json_type
 from ragboost.requests.wires.body import resent_list
-from ragboost.requests.wires.cache_marks import may_have_cache_mark, without_marks
+from ragboost.requests.wires.cache_marks import holds_cache_mark, without_marks
 from ragboost.requests.wires.normal_form import normal_message
 from ragboost.requests.wires.registry import ANY
 
@@ -107,19 +107,19 @@ class JsonBody:
 
     def instruction_bytes(self, name: str) -> bytes:
         """Return a field without breakpoints, encoded."""
-        if not self.may_have_marks:
+        if not self.has_marks:
             return self.field_bytes(name)
         return self.encode_bytes(without_marks(self.fields[name]))
 
     @cached_property
-    def may_have_marks(self) -> bool:
-        """True if a cache breakpoint may stand anywhere, which moves on with the next turn."""
-        return may_have_cache_mark(self.raw)
+    def has_marks(self) -> bool:
+        """True if a cache breakpoint stands anywhere, which moves on with the next turn."""
+        return holds_cache_mark(self.fields)
 
     @cached_property
     def message_digests(self) -> list[bytes]:
         """A hash of each message: of its bytes, or of what breakpoints leave as it is."""
-        if self.may_have_marks and self.list_name:
+        if self.has_marks and self.list_name:
             normal = [normal_message(m, "hosted") for m in self.fields[self.list_name]]
             return [hashlib.sha256(self.encode_bytes(message)).digest() for message in normal]
         return [hashlib.sha256(message).digest() for message in self.messages]

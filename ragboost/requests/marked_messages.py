@@ -6,14 +6,14 @@ A message is kept without them. Sent again, it gets those of the client's messag
 from collections.abc import Mapping
 from typing import Any
 
-from ragboost.requests.json_body import decode_json, encode_json
+from ragboost.requests.json_body import JsonBody, decode_json, encode_json
 from ragboost.requests.wires.cache_marks import marks_of, may_have_cache_mark, without_marks
 from ragboost.requests.wires.registry import ANY
 
 
-def unmarked(message: bytes) -> bytes:
-    """Return an encoded message without breakpoints."""
-    if not may_have_cache_mark(message):
+def unmarked(message: bytes, of: JsonBody) -> bytes:
+    """Return a message that was written for a body, without its breakpoints."""
+    if not (of.has_marks and may_have_cache_mark(message)):
         return message
     return encode_json(without_marks(decode_json(message)))
 

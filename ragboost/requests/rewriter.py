@@ -360,8 +360,8 @@ class Rewriting:
             self.fields = {**written, name: messages}
         labels = context.labels if self._shape.in_message else ()
         keys = _keys(context.retrieved), _keys(context.documents)
-        is_hinted = context.is_order_hinted
-        kept = SentMessage(unmarked(sent), *keys, is_boosted, labels, is_hinted, citations)
+        plain, is_hinted = unmarked(sent, self._body), context.is_order_hinted
+        kept = SentMessage(plain, *keys, is_boosted, labels, is_hinted, citations)
         if history.sent.get(message) != kept:
             parent = history.digest(message)
             self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
@@ -384,7 +384,7 @@ class Rewriting:
             message = self._body.encode_bytes(messages[at])
             messages[at] = Raw(message)
             parent = parent if sent else history.digest(at)
-            sent.append((history.links[at], SentMessage(unmarked(message), (), ())))
+            sent.append((history.links[at], SentMessage(unmarked(message, self._body), (), ())))
         self.delta = self.delta._replace(sent=tuple(sent), parent=parent)
         self.delta = history.with_last(self.delta)
 

@@ -246,7 +246,7 @@ def with_messages(
     messages = list(fields[body.list_name])
     for at, old in sent.items():
         client = body.fields[body.list_name][at]
-        is_marked = body.may_have_marks and isinstance(client, dict)
+        is_marked = body.has_marks and isinstance(client, dict)
         messages[at] = Raw(marked_like(old.message, client) if is_marked else old.message)
     return {**fields, body.list_name: messages}
 

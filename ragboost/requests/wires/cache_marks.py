@@ -20,6 +20,21 @@ def has_cache_mark(value: Any) -> bool:
     return bool(marks_of(value))
 
 
+def holds_cache_mark(value: Any) -> bool:
+    """Return True if the caller set a cache breakpoint anywhere in a value."""
+    level = [value]
+    while level:
+        if any(type(holder) is dict and not _MARKS.isdisjoint(holder) for holder in level):
+            return True
+        level = [
+            child
+            for holder in level
+            for child in (holder.values() if type(holder) is dict else holder)
+            if isinstance(child, dict | list)
+        ]
+    return False
+
+
 def may_have_cache_mark(data: bytes) -> bool:
     """Return True if encoded JSON may hold a cache breakpoint."""
     return any(mark in data for mark in _ENCODED_MARKS)

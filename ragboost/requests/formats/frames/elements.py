@@ -6,7 +6,6 @@ place.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, why_ordered
@@ -22,6 +21,7 @@ from ragboost.requests.formats.frames.siblings import (
     Element,
     OddMarkError,
     Tags,
+    Wrappers,
     breaks_count,
     depths_of,
     is_count,
@@ -29,7 +29,6 @@ from ragboost.requests.formats.frames.siblings import (
     pair,
     separators,
     tag_end,
-    wrappers,
 )
 from ragboost.requests.formats.frames.spans import behind_closing_tag, strip
 from ragboost.requests.formats.groups import DocumentBlock, hint_name
@@ -61,8 +60,8 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
     Args:
         hidden: stretches in which a tag is part of a string.
     """
+    around = Wrappers(text, tags)
     depths = {name: depths_of(marks) for name, marks in tags.items()}
-    around = cache(lambda: list(wrappers(text, tags)))
     for name, marks in tags.items():
         marks = [mark for mark in marks if mark[0] not in hidden] if hidden else marks
         num = sum([is_closer for _, _, is_closer in marks])

@@ -7,10 +7,10 @@ documents: then what each of them opens, holds or begins with differs from the o
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ragboost.requests.formats.frames.not_documents import is_document_name
-from ragboost.requests.formats.frames.siblings import CLOSER, Element, Tags
+from ragboost.requests.formats.frames.siblings import CLOSER, Element, Tags, Wrappers
 
 _LAST_CLOSER = re.compile(r"</([^\W\d][\w.:-]{0,63})>\s*\Z")
 _MAX_CLOSER = 80
@@ -32,13 +32,12 @@ def why_uncertain(
     run: Sequence[Element],
     tags: Tags,
     depths: Mapping[str, Sequence[int]],
-    around: Callable[[], Sequence[Element]],
+    around: Wrappers,
 ) -> str:
     """Return why elements may be other than documents; empty if nothing says so.
 
     Args:
         depths: openers less closers before each tag, and at the end, by name.
-        around: returns the elements that enclose others.
     """
     if not all(text[span.inner_start : span.inner_end].strip() for span in run):
         return "an element without text"
@@ -52,7 +51,7 @@ def why_uncertain(
         return f"<{name}>: some begin or end a <{inner}> that others hold"
     if _is_headed(text, run):
         return f"<{name}>: some begin with an element that others lack"
-    if not is_document_name(name) and _is_part(text, run, around()):
+    if not is_document_name(name) and _is_part(text, run, around):
         return f"<{name}>: beside other texts in one element"
     return ""
 
@@ -118,10 +117,10 @@ def _is_headed(text: str, run: Sequence[Element]) -> bool:
     )
 
 
-def _is_part(text: str, run: Sequence[Element], around: Sequence[Element]) -> bool:
+def _is_part(text: str, run: Sequence[Element], around: Wrappers) -> bool:
     """Return True if the elements share a wrapper with other text: both may be documents."""
     start, end = run[0].start, run[-1].end
-    outer = [each for each in around if each.inner_start <= start and end <= each.inner_end]
+    outer = [each for each in around.found if each.inner_start <= start and end <= each.inner_end]
     if not outer:
         return False
     inner = max(outer)

@@ -6,6 +6,7 @@ as a closing tag that a document quotes, leaves the whole list alone.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -210,6 +211,17 @@ def wrappers(text: str, tags: Tags) -> Iterator[Element]:
         end = closers[-1]
         if 0 < inner_start < end[0] and text[end[0] - 1] == "\n":
             yield Element(begin[0], end[1], inner_start, end[0] - 1)
+
+
+class Wrappers:
+    """The elements that enclose lists, found once, where a list needs them."""
+
+    def __init__(self, text: str, tags: Tags) -> None:
+        self._of = text, tags
+
+    @cached_property
+    def found(self) -> list[Element]:
+        return list(wrappers(*self._of))
 
 
 def tag_end(text: str, at: int) -> int:

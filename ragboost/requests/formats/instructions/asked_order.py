@@ -8,10 +8,16 @@ as in "how do I merge documents", or what gives the answer an order.
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.not_documents import word_set
-from ragboost.requests.formats.instructions.other_languages import asks_order, names_place
+from ragboost.requests.formats.instructions.other_languages import (
+    Phrases,
+    asks_order,
+    languages_of,
+    names_place,
+)
 
 WORK = "the text asks for work on each element, or says what their order means"
 PLACES = "the text names a document by its place"
@@ -297,17 +303,18 @@ def asked_order(text: str) -> str:
         text = f"{text[:_MAX_AROUND]}\n{text[-_MAX_AROUND:]}"
     text = _WRAPPED.sub(" ", text).translate(_NO_EMPHASIS).lower()
     words = frozenset(text.translate(_NO_WORDS).split())
-    if _names_place(text, words):
+    languages = languages_of(text)
+    if _names_place(text, words, languages):
         return PLACES
-    if asks_order(text):
+    if asks_order(text, languages):
         return WORK
     rules = [rule for rule in _RULES if not any(map(words.isdisjoint, rule.words))]
     return WORK if rules and any(_asks(each, rules) for each in _SENTENCE.findall(text)) else ""
 
 
-def _names_place(text: str, words: frozenset[str]) -> bool:
+def _names_place(text: str, words: frozenset[str], languages: Sequence[Phrases]) -> bool:
     """Return True for a text that names a document by its place, as in "the second document"."""
-    if names_place(text):
+    if names_place(text, languages):
         return True
     is_near = not words.isdisjoint(_ORDINALS) or "final" in words or _NTH.search(text) is not None
     return is_near and _NAMED.search(text) is not None

@@ -5,6 +5,7 @@ Each language has the same kinds: a document by its place, work on each one, whi
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _GAP = r"[^.!?。！？\n]{0,60}?"
@@ -103,7 +104,7 @@ _PRECEDENCE = (
 )
 
 
-class _Phrases(NamedTuple):
+class Phrases(NamedTuple):
     """The phrases of one language."""
 
     stems: tuple[str, ...]
@@ -112,9 +113,9 @@ class _Phrases(NamedTuple):
     order: re.Pattern[str]  # which place counts, or that the documents follow one another
 
 
-def _phrases(of: _Language) -> _Phrases:
+def _phrases(of: _Language) -> Phrases:
     places = rf"\b{of.place} (?:\w+ )?{of.document}\b"
-    return _Phrases(
+    return Phrases(
         tuple(of.stems.split(",")),
         re.compile(places),
         re.compile(rf"\b{of.each} (?:\w+ )?{of.document}\b"),
@@ -167,17 +168,17 @@ _ASIAN = re.compile(
 )
 
 
-def names_place(text: str) -> bool:
+def names_place(text: str, languages: Sequence[Phrases]) -> bool:
     """Return True for a text in lower case that names a document by its place."""
-    if any(each.place.search(text) is not None for each in _spoken(text)):
+    if any(each.place.search(text) is not None for each in languages):
         return True
     return not text.isascii() and _ASIAN_PLACES.search(text) is not None
 
 
-def asks_order(text: str) -> bool:
+def asks_order(text: str, languages: Sequence[Phrases]) -> bool:
     """Return True for a text in lower case that asks for work on each document, or says which place
     counts or by what they are sorted."""
-    if any(each.order.search(text) is not None for each in _spoken(text)):
+    if any(each.order.search(text) is not None for each in languages):
         return True
     if any(map(text.__contains__, _SORTED_STEMS)) and _SORTED.search(text) is not None:
         return True
@@ -185,11 +186,11 @@ def asks_order(text: str) -> bool:
         return True
     return any(
         _CITED.search(text, max(0, found.start() - 60), found.end() + 60) is None
-        for each in _spoken(text)
+        for each in languages
         for found in each.each.finditer(text)
     )
 
 
-def _spoken(text: str) -> list[_Phrases]:
-    """Return the phrases of the languages that the text may be in."""
+def languages_of(text: str) -> list[Phrases]:
+    """Return the phrases of the languages that a text in lower case may be in."""
     return [each for each in _PHRASES if any(map(text.__contains__, each.stems))]

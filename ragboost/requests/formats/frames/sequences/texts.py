@@ -142,10 +142,12 @@ def _are_dated(texts: Sequence[str]) -> bool:
 def _are_counted(texts: Sequence[str]) -> bool:
     """Return True for texts that begin with a part's number or letter, each with the next one.
     Plain numbers from one on may be places: `1. text`, `[1] text`, `Result 1:`."""
+    if (first := _COUNTED.match(texts[0])) is None or _names_place(first):
+        return False
     found = all_matches(_COUNTED.match, texts)
     labels = {(match["label"] or "").lower() for match in found}
     label = labels.pop() if labels else ""
-    if not found or labels or not {singular(label), label}.isdisjoint(_PLACES):
+    if not found or labels:
         return False
     values = [match["value"].lower() for match in found]
     if all("." in value for value in values):
@@ -161,6 +163,11 @@ def _are_counted(texts: Sequence[str]) -> bool:
         all(value in names for value in values) and count_up(list(map(names.index, values)))
         for names in (_WORDS, _ROMAN, _LETTERS)
     )
+
+
+def _names_place(match: re.Match[str]) -> bool:
+    label = (match["label"] or "").lower()
+    return not {singular(label), label}.isdisjoint(_PLACES)
 
 
 def _counts_parts(label: str, found: Sequence[re.Match[str]]) -> bool:
