@@ -271,6 +271,7 @@ def _reprs(text: str) -> Iterator[Candidate]:
     start, end = blocks[0].start, blocks[-1].end
     if len(set(gaps)) > 1 or not is_separator(gaps[0]):
         yield Candidate(start, end, "repr", problem="documents with different separators")
+        yield from (Candidate(*block[:2], "repr") for block in blocks)
         return
     close = end + 1 if text[end : end + 1] == "]" else end
     yield Candidate(start, end, "repr", tuple(blocks), close)

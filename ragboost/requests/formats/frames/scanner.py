@@ -83,7 +83,8 @@ def _candidates(
 ) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
     tags = find_tags(text)
-    tagged = elements.find(text, tags, HiddenParts(strings))
+    # An uncertain literal may reach over several elements.
+    tagged = elements.find(text, tags, HiddenParts([each for each in strings if not each.problem]))
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = HiddenParts([each for each in explicit if not each.problem])
     around = Surroundings(text, tags, hidden)

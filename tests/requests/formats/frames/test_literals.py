@@ -120,6 +120,14 @@ def test_langchain_documents_that_do_not_end_are_left_alone() -> None:
     assert scan(text.replace("), Document", ") and Document")).groups == ()
 
 
+def test_elements_that_hold_printed_documents_are_documents_of_their_own() -> None:
+    texts = [printed(LEASE, f"{RENT} </source>"), PETS, printed(RENT, PETS), LEASE]
+    elements = [f'<source id="{i}">{text}</source>' for i, text in enumerate(texts, 1)]
+    (group,) = scan(prompt("\n".join(elements))).groups
+    assert [block.text for block in group.blocks] == texts
+    assert group.is_numbered
+
+
 def test_a_list_of_strings_that_are_sentences_is_no_list_of_documents() -> None:
     assert find(user('Sort these:\n["one sentence", "another one"]')) is None
 
