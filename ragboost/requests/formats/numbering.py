@@ -38,6 +38,8 @@ _LISTED = re.compile(
     rf"{_LABEL}(?:.*\n)+?{_LABEL}|^[ \t#*>-]{{0,8}}{_WORDED}.{{0,120}}[:：][ \t\r]*$|{_COUNTED}",
     re.MULTILINE,
 )
+_POINT = re.compile(r"^[ \t]{0,8}\d{1,3}[.)、．] ?(?=\S)", re.MULTILINE)
+_MIN_PARAGRAPH = 100  # characters of a point, on average, that is more than one
 # Labels of that list, by their kind.
 _MARKS = re.compile(
     r"^[ \t#*>-]{0,8}(?:(?P<bracket>[\[【［「]{1,2})?(?P<word>[^\W\d_]{1,40})?[ \u00a0#:：_-]{0,2}"
@@ -255,7 +257,8 @@ def texts_behind(
             is_behind = True
         inner = [g for g in own if not is_leading or g.blocks[0].start >= end]
         parts = _outside(slot, inner, start=end if is_leading else 0)
-        marks = list(map(_other_marks, (part.text for part in parts)))
+        marked = _other_marks if is_leading else _other_list
+        marks = list(map(marked, (part.text for part in parts)))
         marks += [numbering.beside(g) for g in inner if isinstance(g, TextGroup) and g.is_numbered]
         is_other = slot in others or any(marks)
         for mark in filter(None, marks):
@@ -286,7 +289,7 @@ def later_texts(body: Mapping[str, Any], first: int) -> Behind:
         if (at := _message(slot, field)) <= first or not isinstance(slot.value, str):
             continue
         _add_answers(found, answers, end=at)
-        if (marks := _other_marks(slot.value)) is not None:
+        if (marks := _other_list(slot.value)) is not None:
             found.others = found.others.joined(marks)
         elif slot.is_user and len(slot.value) <= _MAX_QUESTION:
             found.texts.append(
@@ -304,6 +307,15 @@ def _add_answers(found: Behind, answers: deque[TextBehind], *, end: int | None) 
     """Add the answers before a message, or all that are left."""
     while answers and (end is None or answers[0].message < end):
         found.texts.append(replace(answers.popleft(), others=found.others))
+
+
+def _other_list(text: str) -> OtherLists | None:
+    """Return what cites a list of another message: `1.` before paragraphs counts documents, as far
+    as anybody can tell, and before less the points of a question."""
+    if (marks := _other_marks(text)) is not None:
+        return marks
+    num = len(_POINT.findall(text))
+    return OtherLists(True) if num > 1 and len(text) >= num * _MIN_PARAGRAPH else None
 
 
 def _other_marks(text: str) -> OtherLists | None:
