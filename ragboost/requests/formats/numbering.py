@@ -38,7 +38,11 @@ _LISTED = re.compile(
     rf"{_LABEL}(?:.*\n)+?{_LABEL}|^[ \t#*>-]{{0,8}}{_WORDED}.{{0,120}}[:：][ \t\r]*$|{_COUNTED}",
     re.MULTILINE,
 )
-_POINT = re.compile(r"^[ \t]{0,8}\d{1,3}[.)、．] ?(?=\S)", re.MULTILINE)
+# A line that begins with a number, or is one: `1.`, `(1)`, `**1.**`, `### 1:`, `1 -`.
+_POINT = re.compile(
+    r"^[ \t#*>§(（-]{0,8}(?:n[ro]\. ?)?(\d{1,3})(?=[.)、．:：*）](?!\d)|[ \t]?[-–—]|[ \t\r]*$)",
+    re.MULTILINE | re.IGNORECASE,
+)
 _MIN_PARAGRAPH = 100  # characters of a point, on average, that is more than one
 # Labels of that list, by their kind.
 _MARKS = re.compile(
@@ -312,10 +316,10 @@ def _add_answers(found: Behind, answers: deque[TextBehind], *, end: int | None) 
 def _other_list(text: str) -> OtherLists | None:
     """Return what cites a list of another message: `1.` before paragraphs counts documents, as far
     as anybody can tell, and before less the points of a question."""
-    if (marks := _other_marks(text)) is not None:
+    marks, numbers = _other_marks(text), _POINT.findall(text)
+    if not ({"1", "2"}.issubset(numbers) and len(text) >= len(numbers) * _MIN_PARAGRAPH):
         return marks
-    num = len(_POINT.findall(text))
-    return OtherLists(True) if num > 1 and len(text) >= num * _MIN_PARAGRAPH else None
+    return (marks or ALONE).joined(OtherLists(True))
 
 
 def _other_marks(text: str) -> OtherLists | None:

@@ -62,7 +62,19 @@ def test_the_tag_of_elements_that_count_is_a_word() -> None:
     [
         ("Who?\n1. Ada\n2. Bob\n3. Cy", "[2], source 1, document 2"),
         ("Step 1: read\nStep 2: write", "[2], source 1, document 2"),
-        (f"{numbered('{}.')([f'{LEASE} {RENT}', RENT])}\n\nWho?", "[1], source 2, document 2"),
+        *[
+            (f"{numbered(label)([f'{LEASE} {RENT}', RENT])}\n\nWho?", "[1], source 2, document 2")
+            for label in (
+                "{}.",
+                "({})",
+                "**{}.**",
+                "### {}:\n",
+                "- {}) ",
+                "{}、",
+                "Nr. {}\n",
+                "{} - ",
+            )
+        ],
         ("My notes:\n[1] one thing\n[2] other thing", "[1], source 2, document 2"),
         ("[Doc_1] one thing\n[Doc_2] other thing", "[1], source 2, document 2"),
         ("Source 1: one thing\nSource 2: other thing", "[1], source 2, document 2"),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
 from ragboost.requests.formats.frames.not_documents import holds_documents
-from ragboost.requests.formats.frames.siblings import Tags, wrappers
+from ragboost.requests.formats.frames.siblings import Wrappers
 from ragboost.requests.formats.frames.spans import LineMatch, lines, strip
 
 _RULE = re.compile(r"\n(([-=*_])\2{2,})([ \t]*\r?(?=\n|\Z))?")
@@ -51,13 +51,13 @@ class Surroundings:
     """The containers and rules around the lists of a text, found once, where a list may need it.
 
     Args:
-        tags: of the text.
+        wrappers: of the text.
         hidden: stretches whose lines are not looked at.
     """
 
-    def __init__(self, text: str, tags: Tags, hidden: HiddenParts) -> None:
+    def __init__(self, text: str, wrappers: Wrappers, hidden: HiddenParts) -> None:
         self._text = text
-        self._tags = tags
+        self._wrappers = wrappers
         self._hidden = hidden
 
     @cached_property
@@ -94,7 +94,7 @@ class Surroundings:
         found = [*_between(text, self.rules), *_stuffed(text)]
         found += [
             Container(s.inner_start, s.inner_end, s.end)
-            for s in wrappers(text, self._tags)
+            for s in self._wrappers.found
             # Others hold the question, too.
             if holds_documents(text[s.start + 1 : s.inner_start - 1].split()[0])
         ]

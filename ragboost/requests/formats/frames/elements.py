@@ -54,13 +54,12 @@ class _Attribute(NamedTuple):
     end: int
 
 
-def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
+def find(text: str, tags: Tags, hidden: HiddenParts, around: Wrappers) -> Iterator[Candidate]:
     """Find lists of elements.
 
     Args:
         hidden: stretches in which a tag is part of a string.
     """
-    around = Wrappers(text, tags)
     depths = {name: depths_of(marks) for name, marks in tags.items()}
     for name, marks in tags.items():
         marks = [mark for mark in marks if mark[0] not in hidden] if hidden else marks

@@ -9,7 +9,7 @@ from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, o
 from ragboost.requests.formats.frames.containers import Surroundings
 from ragboost.requests.formats.frames.not_documents import is_work
 from ragboost.requests.formats.frames.sequences import are_in_sequence, is_in_sequence
-from ragboost.requests.formats.frames.siblings import find_tags
+from ragboost.requests.formats.frames.siblings import Wrappers, find_tags
 from ragboost.requests.formats.frames.spans import LineMatch
 from ragboost.requests.formats.groups import TextGroup
 from ragboost.requests.formats.instructions.asked_order import WORK
@@ -83,11 +83,13 @@ def _candidates(
 ) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
     tags = find_tags(text)
+    wrappers = Wrappers(text, tags)
     # An uncertain literal may reach over several elements.
-    tagged = elements.find(text, tags, HiddenParts([each for each in strings if not each.problem]))
+    certain = HiddenParts([each for each in strings if not each.problem])
+    tagged = elements.find(text, tags, certain, wrappers)
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = HiddenParts([each for each in explicit if not each.problem])
-    around = Surroundings(text, tags, hidden)
+    around = Surroundings(text, wrappers, hidden)
     found = [
         *explicit,
         *labels.find(text, hidden, around, is_closed=is_tool, question=question),

@@ -198,7 +198,7 @@ def find_tags(text: str) -> Tags:
     return {name: marks[name] for name in list(closed)[:_MAX_NAMES]}
 
 
-def wrappers(text: str, tags: Tags) -> Iterator[Element]:
+def _wrappers(text: str, tags: Tags) -> Iterator[Element]:
     """Yield the elements that occur once, on lines of their own: they enclose a list. A sentence
     behind one may name its opening tag."""
     for marks in tags.values():
@@ -214,14 +214,14 @@ def wrappers(text: str, tags: Tags) -> Iterator[Element]:
 
 
 class Wrappers:
-    """The elements that enclose lists, found once, where a list needs them."""
+    """The elements that enclose lists, found once for a text, where a list needs them."""
 
     def __init__(self, text: str, tags: Tags) -> None:
         self._of = text, tags
 
     @cached_property
     def found(self) -> list[Element]:
-        return list(wrappers(*self._of))
+        return list(_wrappers(*self._of))
 
 
 def tag_end(text: str, at: int) -> int:
