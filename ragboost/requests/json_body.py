@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from ragboost.errors import json_type
-from ragboost.requests.wires.body import resent_list
+from ragboost.requests.wires.body import levels_of, resent_list
 from ragboost.requests.wires.cache_marks import holds_cache_mark, without_marks
 from ragboost.requests.wires.normal_form import normal_message
 from ragboost.requests.wires.registry import ANY
@@ -30,7 +30,6 @@ _MAX_SMALL = 8 * 1024
 _MAX_CONTAINERS = 250_000
 _MAX_MESSAGES = 10_000
 _MAX_DIGITS = 4_000  # of an integer; Python refuses a little more
-_CONTAINERS = frozenset({dict, list})
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -265,22 +264,9 @@ def _num_openers(raw: bytes) -> int:
 
 
 def _check_depth(value: Any) -> None:
-    """Look at a value level by level, not recursively.
-
-    Raises:
-        MalformedBodyError: it is nested too deeply for code that recurses.
-    """
-    level: list[Any] = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            child
-            for holder in level
-            for child in (holder.values() if type(holder) is dict else holder)
-            if type(child) in _CONTAINERS
-        ]
-        if not level:
-            return
-    raise MalformedBodyError(_TOO_DEEP)
+    """Raise MalformedBodyError if a value is nested too deeply for code that recurses."""
+    if any(depth == _MAX_DEPTH for depth, _ in enumerate(levels_of(value))):
+        raise MalformedBodyError(_TOO_DEEP)
 
 
 def chain_links(messages: Sequence[bytes], *, seed: bytes = b"") -> list[Link]:

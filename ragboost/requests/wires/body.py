@@ -4,7 +4,7 @@ Texts that may hold documents are instructions, user messages and tool results; 
 messages are not among them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.requests.wires.registry import ANY, CONTENTS
@@ -17,6 +17,7 @@ Value = str | list[Any]
 
 REWRITTEN_LISTS = tuple([name for name in ANY.rewritten if name in ANY.messages])
 _PROMPT = next(name for name in ANY.rewritten if name in ANY.prompts)
+_CONTAINERS = frozenset({dict, list})
 TEXT_TYPES = (None, *ANY.text_types)
 
 
@@ -267,3 +268,17 @@ def at_path(body: Mapping[str, Any], path: Path) -> Any:
     for step in path:
         value = value[step]
     return value
+
+
+def levels_of(value: Any) -> Iterator[list[Any]]:
+    """Yield the objects and lists of decoded JSON level by level, not recursively; the value, which
+    is one of them, first."""
+    level = [value]
+    while level:
+        yield level
+        level = [
+            child
+            for holder in level
+            for child in (holder.values() if type(holder) is dict else holder)
+            if type(child) in _CONTAINERS
+        ]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ragboost.requests.wires.body import levels_of
+
 CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
 _MARKS = frozenset(CACHE_MARKS)
 _ENCODED_MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
@@ -22,17 +24,11 @@ def has_cache_mark(value: Any) -> bool:
 
 def holds_cache_mark(value: Any) -> bool:
     """Return True if the caller set a cache breakpoint anywhere in a value."""
-    level = [value]
-    while level:
-        if any(type(holder) is dict and not _MARKS.isdisjoint(holder) for holder in level):
-            return True
-        level = [
-            child
-            for holder in level
-            for child in (holder.values() if type(holder) is dict else holder)
-            if isinstance(child, dict | list)
-        ]
-    return False
+    return any(
+        type(holder) is dict and not _MARKS.isdisjoint(holder)
+        for level in levels_of(value)
+        for holder in level
+    )
 
 
 def may_have_cache_mark(data: bytes) -> bool:
